@@ -1,0 +1,483 @@
+"""Stores made of stores: chosen rows, several files in a row, fields side by side, converted, mapped.
+
+Each passes target positions through, so that composition copies nothing. Conversions and choices of fields travel
+inwards to the store that reads the bytes, where they cost least.
+"""
+
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from penstock.codecs import convert, convert_scratch_bytes
+from penstock.errors import ConfigError, OutOfRange, PenstockError, SchemaMismatch, TransformFailed
+from penstock.memory import aligned, borrow
+from penstock.sizes import KiB
+from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
+from penstock.store import Casting, Choosing, Out, Store, check_rows, digest
+
+# Rows converted at a time by a store that could not do it on the way.
+CONVERT_BYTES = 512 * KiB
+
+Transform = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+
+
+def cast_fields(store: Store, casts: Mapping[str, Cast]) -> Store:
+    """The same rows with some fields converted, as close to the disk as the store can."""
+    if not casts:
+        return store
+    return store.casting(casts) if isinstance(store, Casting) else Converted(store, casts)
+
+
+def choose_fields(store: Store, names: Mapping[str, str]) -> Store:
+    """The same rows with these fields alone, under the names given as keys."""
+    if isinstance(store, Choosing):
+        store = store.choosing(list(dict.fromkeys(names.values())))
+    unchanged = list(names) == list(store.fields) and all(new == old for new, old in names.items())
+    return store if unchanged else Columns(store, names)
+
+
+class Wrapper:
+    """A store over one other, which answers for whatever a subclass does not change."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @property
+    def fields(self) -> Fields:
+        return self.store.fields
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        return self.store.blocks
+
+    @property
+    def fingerprint(self) -> str:
+        return self.store.fingerprint
+
+    @property
+    def index_bytes(self) -> int:
+        return self.store.index_bytes
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def scratch_bytes(self, rows: int) -> int:
+        return self.store.scratch_bytes(rows)
+
+    def origin(self, row: int) -> Origin:
+        return self.store.origin(row)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class Columns(Wrapper):
+    """Some of the fields, under other names."""
+
+    def __init__(self, store: Store, names: Mapping[str, str]) -> None:
+        super().__init__(store)
+        self.names = dict(names)
+
+    @property
+    def fields(self) -> Fields:
+        return {new: self.store.fields[old] for new, old in self.names.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        return digest("columns", self.store.fingerprint, self.names)
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        self.store.read_into(rows, at, {self.names[name]: target for name, target in out.items()})
+
+    def casting(self, casts: Mapping[str, Cast]) -> Store:
+        return Columns(cast_fields(self.store, {self.names[name]: cast for name, cast in casts.items()}), self.names)
+
+    def choosing(self, names: Sequence[str]) -> Store:
+        return choose_fields(self.store, {name: self.names[name] for name in names})
+
+
+class Subset(Wrapper):
+    """Chosen rows, in the order and as often as they are named."""
+
+    blocks = None
+
+    def __init__(self, store: Store, rows: range | np.ndarray) -> None:
+        super().__init__(store)
+        if isinstance(rows, range):
+            ends = np.array([rows[0], rows[-1]] if rows else [], np.int64)
+        else:
+            ends = rows = np.asarray(rows, np.int64)
+        check_rows(ends, store)
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def fingerprint(self) -> str:
+        chosen = self.rows if isinstance(self.rows, range) else digest(self.rows.tobytes())
+        return digest("rows", self.store.fingerprint, chosen)
+
+    @property
+    def index_bytes(self) -> int:
+        return self.store.index_bytes + (0 if isinstance(self.rows, range) else self.rows.nbytes)
+
+    def inner(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of this store -> rows of the store below."""
+        if isinstance(self.rows, range):
+            return np.asarray(rows * self.rows.step + self.rows.start)
+        return np.asarray(self.rows[rows])
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        check_rows(rows, self)
+        self.store.read_into(self.inner(rows), at, out)
+
+    def origin(self, row: int) -> Origin:
+        return self.store.origin(int(self.inner(np.array([row]))[0]))
+
+    def casting(self, casts: Mapping[str, Cast]) -> Store:
+        return Subset(cast_fields(self.store, casts), self.rows)
+
+    def choosing(self, names: Sequence[str]) -> Store:
+        return Subset(choose_fields(self.store, {name: name for name in names}), self.rows)
+
+
+class Concat:
+    """Several stores one after another, all with the same fields."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        if not stores:
+            raise ConfigError("nothing to concatenate: expected at least one dataset")
+        self.stores = tuple(stores)
+        self.starts = np.cumsum([0, *(len(store) for store in stores)])
+        for one, other in pairwise(stores):
+            _check_same_fields(one, other)
+
+    @property
+    def fields(self) -> Fields:
+        return self.stores[0].fields
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        parts = [store.blocks for store in self.stores]
+        if all(part is None for part in parts):
+            return None
+        whole = [np.arange(len(s)) if part is None else part for part, s in zip(parts, self.stores, strict=True)]
+        return np.concatenate([part + start for part, start in zip(whole, self.starts, strict=False)])
+
+    @property
+    def fingerprint(self) -> str:
+        return digest("concat", *(store.fingerprint for store in self.stores))
+
+    @property
+    def index_bytes(self) -> int:
+        return sum(store.index_bytes for store in self.stores)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def scratch_bytes(self, rows: int) -> int:
+        return max(store.scratch_bytes(rows) for store in self.stores)
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        check_rows(rows, self)
+        which = np.searchsorted(self.starts, rows, side="right") - 1
+        for part in np.unique(which):
+            here = which == part
+            self.stores[part].read_into(rows[here] - self.starts[part], at[here], out)
+
+    def origin(self, row: int) -> Origin:
+        part = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return self.stores[part].origin(row - int(self.starts[part]))
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+    def casting(self, casts: Mapping[str, Cast]) -> Store:
+        return Concat([cast_fields(store, casts) for store in self.stores])
+
+    def choosing(self, names: Sequence[str]) -> Store:
+        return Concat([choose_fields(store, {name: name for name in names}) for store in self.stores])
+
+
+@dataclass(frozen=True)
+class Part:
+    """One side of a join: a store, the row of it that belongs to each sample, and its fields' new names."""
+
+    store: Store
+    rows: np.ndarray | None
+    names: Mapping[str, str]
+
+    def __len__(self) -> int:
+        return len(self.store) if self.rows is None else len(self.rows)
+
+    def inner(self, rows: np.ndarray) -> np.ndarray:
+        return rows if self.rows is None else self.rows[rows]
+
+
+class Joined:
+    """Fields side by side: sample ``i`` takes row ``part.rows[i]`` of each part."""
+
+    blocks = None
+
+    def __init__(self, parts: Mapping[str, Part]) -> None:
+        self.parts = dict(parts)
+        lengths = {name: len(part) for name, part in parts.items()}
+        if len(set(lengths.values())) != 1:
+            told = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+            raise SchemaMismatch(
+                f"joined parts must have as many rows as each other, but {told}. "
+                f"Give the longer ones as (dataset, rows) with one row number a sample"
+            )
+        for name, part in parts.items():
+            if part.rows is not None:
+                try:
+                    check_rows(part.rows, part.store)
+                except OutOfRange as error:
+                    raise OutOfRange(f"join: {name} names rows that are not there: {error}") from None
+        self.fields: Fields = {
+            new: part.store.fields[old] for part in parts.values() for new, old in part.names.items()
+        }
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Part]]]:
+        return type(self), (self.parts,)
+
+    @property
+    def fingerprint(self) -> str:
+        def rows(part: Part) -> str:
+            return "all" if part.rows is None else digest(part.rows.tobytes())
+
+        return digest("join", *((n, p.store.fingerprint, rows(p), dict(p.names)) for n, p in self.parts.items()))
+
+    @property
+    def index_bytes(self) -> int:
+        tables = sum(part.rows.nbytes for part in self.parts.values() if part.rows is not None)
+        return tables + sum(part.store.index_bytes for part in self.parts.values())
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())))
+
+    def scratch_bytes(self, rows: int) -> int:
+        return max(part.store.scratch_bytes(rows) for part in self.parts.values())
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        check_rows(rows, self)
+        for part in self.parts.values():
+            wanted = {old: out[new] for new, old in part.names.items() if new in out}
+            if wanted:
+                part.store.read_into(part.inner(rows), at, wanted)
+
+    def origin(self, row: int) -> Origin:
+        places = {name: part.store.origin(int(part.inner(np.array([row]))[0])) for name, part in self.parts.items()}
+        from_files = {name: place for name, place in places.items() if place.url}
+        return Origin(
+            "; ".join(dict.fromkeys(place.url for place in from_files.values())),
+            "; ".join(place.key for place in (from_files or places).values()),
+        )
+
+    def close(self) -> None:
+        for part in self.parts.values():
+            part.store.close()
+
+    def casting(self, casts: Mapping[str, Cast]) -> Store:
+        def inside(part: Part) -> Part:
+            wanted = {old: casts[new] for new, old in part.names.items() if new in casts}
+            return Part(cast_fields(part.store, wanted), part.rows, part.names)
+
+        return Joined({name: inside(part) for name, part in self.parts.items()})
+
+    def choosing(self, names: Sequence[str]) -> Store:
+        kept = {}
+        for label, part in self.parts.items():
+            chosen = {new: old for new, old in part.names.items() if new in names}
+            if chosen:
+                inner = choose_fields(part.store, {old: old for old in chosen.values()})
+                kept[label] = Part(inner, part.rows, chosen)
+        joined = Joined(kept)
+        return joined if list(joined.fields) == list(names) else Columns(joined, {name: name for name in names})
+
+
+class Converted(Wrapper):
+    """Fields converted by a second pass, for stores that cannot do it on the way."""
+
+    def __init__(self, store: Store, casts: Mapping[str, Cast]) -> None:
+        super().__init__(store)
+        self.casts = dict(casts)
+        largest = max(store.fields[name].row_bytes for name in casts)
+        self.group = max(1, CONVERT_BYTES // max(1, largest))
+
+    @property
+    def fields(self) -> Fields:
+        return {
+            name: FieldSpec(self.casts[name].dtype, spec.shape) if name in self.casts else spec
+            for name, spec in self.store.fields.items()
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        return digest("cast", self.store.fingerprint, sorted(self.casts.items()))
+
+    def scratch_bytes(self, rows: int) -> int:
+        group = min(rows, self.group)
+        largest = max(aligned(group * self.store.fields[name].row_bytes) for name in self.casts)
+        ready = max(aligned(group * self.fields[name].row_bytes) for name in self.casts)
+        own = largest + ready + convert_scratch_bytes(largest)
+        return max(own + self.store.scratch_bytes(group), self.store.scratch_bytes(rows))
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        plain = {name: target for name, target in out.items() if name not in self.casts}
+        if plain:
+            self.store.read_into(rows, at, plain)
+        for name in self.casts.keys() & out.keys():
+            for begin in range(0, len(rows), self.group):
+                group = slice(begin, begin + self.group)
+                self._convert(name, rows[group], at[group], out[name])
+
+    def _convert(self, name: str, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        stored, delivered = self.store.fields[name], self.fields[name]
+        count = len(rows)
+        with borrow(count * stored.row_bytes) as raw, borrow(count * delivered.row_bytes) as ready:
+            source = raw.view(stored.dtype).reshape(count, *stored.shape)
+            self.store.read_into(rows, np.arange(count), {name: source})
+            convert(source.reshape(-1), ready.view(delivered.dtype), self.casts[name])
+            target[at] = ready.view(delivered.dtype).reshape(count, *delivered.shape)
+
+    def casting(self, casts: Mapping[str, Cast]) -> Store:
+        merged = {name: self.casts[name].then(cast) if name in self.casts else cast for name, cast in casts.items()}
+        return Converted(self.store, {**self.casts, **merged})
+
+
+class Mapped(Wrapper):
+    """A caller's function over whole reads, whose output is known from a trial run.
+
+    The function takes a dict of arrays with one leading row axis and returns another; it runs in the reader threads.
+    """
+
+    TRIAL_ROWS = 2
+
+    def __init__(self, store: Store, function: Transform) -> None:
+        super().__init__(store)
+        self.function = function
+        self._fields, self._own_row_bytes = self._trial(min(self.TRIAL_ROWS, len(store)))
+
+    @property
+    def fields(self) -> Fields:
+        return self._fields
+
+    @property
+    def fingerprint(self) -> str:
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        return digest("map", self.store.fingerprint, name, self._fields)
+
+    def scratch_bytes(self, rows: int) -> int:
+        inputs = sum(aligned(rows * spec.row_bytes) for spec in self.store.fields.values())
+        return inputs + self.store.scratch_bytes(rows) + aligned(rows * self._own_row_bytes)
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        size = sum(aligned(len(rows) * spec.row_bytes) for spec in self.store.fields.values())
+        with borrow(size) as scratch:
+            made = self._call(self._inputs(rows, scratch), rows)
+            for name, target in out.items():
+                target[at] = self._checked(name, made, rows)
+
+    def _inputs(self, rows: np.ndarray, scratch: np.ndarray) -> dict[str, np.ndarray]:
+        inputs, begin = {}, 0
+        for name, spec in self.store.fields.items():
+            size = len(rows) * spec.row_bytes
+            inputs[name] = scratch[begin : begin + size].view(spec.dtype).reshape(len(rows), *spec.shape)
+            begin += aligned(size)
+        self.store.read_into(rows, np.arange(len(rows)), inputs)
+        return inputs
+
+    def _call(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+        try:
+            made = self.function(inputs)
+            if isinstance(made, Mapping):
+                return {name: np.asarray(values) for name, values in made.items()}
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise TransformFailed(
+                f"map: {self._name()} raised {type(error).__name__}: {error}; it was given rows {_told(rows)} "
+                f"({self.store.origin(int(rows[0]))}), fields {', '.join(inputs)}"
+            ) from error
+        raise TransformFailed(
+            f"map: {self._name()} must return a dict of arrays, one row a sample, and returned {type(made).__name__}"
+        )
+
+    def _checked(self, name: str, made: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
+        expected = (len(rows), *self._fields[name].shape), self._fields[name].dtype
+        values = made.get(name)
+        found = None if values is None else (values.shape, values.dtype)
+        if values is None or found != expected:
+            raise SchemaMismatch(
+                f"map: {self._name()} returned {name!r} as {_shape_told(found)} for rows {_told(rows)} "
+                f"({self.store.origin(int(rows[0]))}); its trial run at the start promised {_shape_told(expected)}. "
+                f"Make its output shape and dtype the same for every row"
+            )
+        return values
+
+    def _trial(self, rows: int) -> tuple[Fields, int]:
+        """What the function returns, and what it allocates a row on the way."""
+        first = np.arange(rows)
+        inputs = {name: spec.empty(rows) for name, spec in self.store.fields.items()}
+        self.store.read_into(first, first, inputs)
+        with _Traced() as peak:
+            made = self._call(inputs, first)
+            allocated = peak()
+        for name, values in made.items():
+            if values.ndim == 0 or len(values) != rows:
+                raise TransformFailed(
+                    f"map: {self._name()} was given {rows} rows and returned {name!r} of shape {values.shape}: "
+                    f"the first axis must be the rows"
+                )
+            if values.dtype.hasobject:
+                raise TransformFailed(f"map: {self._name()} returned {name!r} as Python objects; return numbers")
+        fields = {name: FieldSpec(values.dtype, values.shape[1:]) for name, values in made.items()}
+        return fields, -(-max(allocated, rows * row_bytes(fields)) // max(1, rows))
+
+    def _name(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+
+class _Traced:
+    """Peak bytes allocated through Python's allocator (numpy's too) inside the ``with``."""
+
+    def __enter__(self) -> Callable[[], int]:
+        self.mine = not tracemalloc.is_tracing()
+        if self.mine:
+            tracemalloc.start()
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        return lambda: tracemalloc.get_traced_memory()[1] - before
+
+    def __exit__(self, *_: object) -> None:
+        if self.mine:
+            tracemalloc.stop()
+
+
+def _told(rows: np.ndarray) -> str:
+    shown = ", ".join(str(row) for row in rows[:4])
+    return f"{shown} … ({len(rows)} of them)" if len(rows) > 4 else shown
+
+
+def _shape_told(found: tuple[tuple[int, ...], np.dtype] | None) -> str:
+    return "nothing" if found is None else f"{found[1]} {found[0]}"
+
+
+def _check_same_fields(one: Store, other: Store) -> None:
+    if dict(one.fields) == dict(other.fields):
+        return
+    here, there = one.origin(0).url, other.origin(0).url
+    for name in dict.fromkeys([*one.fields, *other.fields]):
+        expected, found = one.fields.get(name), other.fields.get(name)
+        if expected != found:
+            raise SchemaMismatch(
+                f"{there}: field {name!r} is {found or 'absent'}, but in {here} it is {expected or 'absent'}. "
+                f"Files opened together must agree: leave the odd one out, or choose common fields with fields="
+            )

@@ -1,0 +1,251 @@
+"""What a user holds: a store with a face.
+
+A ``Dataset`` never changes; each method returns another. Conversions are kept as declarations beside the store, so
+that a loader can run them where they are cheapest: on the way into the batch, or on the device after the copy.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.combine import Concat, Joined, Mapped, Part, Subset, Transform, cast_fields, choose_fields
+from penstock.errors import ConfigError, Missing, OutOfRange, PenstockError
+from penstock.fileio import MAX_OPEN_FILES, Files
+from penstock.formats.memory import MemoryStore
+from penstock.formats.registry import OpenOptions, format_of
+from penstock.sizes import format_size
+from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
+from penstock.store import Store
+
+Path = str | os.PathLike[str]
+Index = int | np.integer | slice | Sequence[int] | np.ndarray
+Sample = dict[str, Any]
+
+
+class Dataset:
+    """Finite rows of named fields: ``len(ds)``, ``ds[42]``, ``ds[[7, 3, 7]]``, ``ds[10:20]``."""
+
+    def __init__(self, store: Store, casts: Mapping[str, Cast] | None = None) -> None:
+        self.store = store
+        """The rows as stored."""
+        self.casts = dict(casts or {})
+        """Conversions declared on top, by field."""
+        self._delivered = cast_fields(store, self.casts)
+
+    @property
+    def delivered(self) -> Store:
+        """The rows with every declared conversion applied."""
+        return self._delivered
+
+    @property
+    def fields(self) -> Fields:
+        """Dtype and shape of each field of a sample."""
+        return self._delivered.fields
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs when the data do."""
+        return self._delivered.fingerprint
+
+    def __len__(self) -> int:
+        return len(self._delivered)
+
+    def __getitem__(self, index: Index) -> Sample:
+        if isinstance(index, int | np.integer):
+            rows = self._rows([int(index)])
+            return {name: values[0] for name, values in self._fetch(rows).items()}
+        return self._fetch(self._rows(index))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """Many samples in one read: what torch's ``DataLoader`` calls for a batch."""
+        batch = self._fetch(self._rows(indices))
+        return [{name: values[k] for name, values in batch.items()} for k in range(len(indices))]
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[row] for row in range(len(self)))
+
+    def origin(self, row: int) -> Origin:
+        """The file, and the place in it, that a sample comes from."""
+        return self._delivered.origin(int(self._rows([row])[0]))
+
+    def select(self, rows: slice | range | Sequence[int] | np.ndarray) -> "Dataset":
+        """These rows, in this order: numbers, a slice, a range, or a mask with one boolean a row."""
+        if isinstance(rows, slice):
+            rows = range(*rows.indices(len(self)))
+        chosen = rows if isinstance(rows, range) else self._rows(rows)
+        return Dataset(Subset(self.store, chosen), self.casts)
+
+    def only(self, *names: str) -> "Dataset":
+        """These fields alone; the others are not read."""
+        for name in names:
+            self._known(name)
+        return self._renamed({name: name for name in names})
+
+    def rename(self, **new_to_old: str) -> "Dataset":
+        """``rename(voxels="betas")``: the field ``betas`` under the name ``voxels``."""
+        for old in new_to_old.values():
+            self._known(old)
+        old_to_new = {old: new for new, old in new_to_old.items()}
+        names = {old_to_new.get(name, name): name for name in self.fields}
+        if len(names) != len(self.fields):
+            raise ConfigError(f"rename{tuple(new_to_old.items())}: two fields would have the same name")
+        return self._renamed(names)
+
+    def cast(self, field: str, dtype: Any, scale: float = 1.0, offset: float = 0.0) -> "Dataset":
+        """Deliver ``field`` as ``value.astype(dtype) * scale + offset``."""
+        self._known(field)
+        try:
+            wanted = Cast(np.dtype(dtype), float(scale), float(offset))
+        except TypeError as error:
+            raise ConfigError(f"cast({field!r}, {dtype!r}): not a NumPy dtype ({error})") from None
+        if wanted.dtype.kind not in "fc" and (scale != 1 or offset != 0):
+            raise ConfigError(
+                f"cast({field!r}, {wanted.dtype}, scale={scale}, offset={offset}): scaling into whole numbers would "
+                f"round; cast to a float, or scale in a map"
+            )
+        before = self.casts.get(field)
+        return Dataset(self.store, {**self.casts, field: before.then(wanted) if before else wanted})
+
+    def map(self, function: Transform) -> "Dataset":
+        """Pass every read through ``function``: a dict of arrays with one leading row axis in, another out.
+
+        It is tried on two rows now, to learn its output; it then runs in the loader's threads, many rows at a time.
+        """
+        return Dataset(Mapped(self._delivered, function))
+
+    def close(self) -> None:
+        """Close files that are open; the dataset can still be read, and opens them again."""
+        self.store.close()
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}: {spec}" for name, spec in self.fields.items())
+        total = format_size(len(self) * row_bytes(self.fields))
+        return f"<Dataset of {len(self):,} rows, {total} delivered; {fields}>"
+
+    def _renamed(self, names: Mapping[str, str]) -> "Dataset":
+        casts = {new: self.casts[old] for new, old in names.items() if old in self.casts}
+        return Dataset(choose_fields(self.store, names), casts)
+
+    def _fetch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        out = {name: spec.empty(len(rows)) for name, spec in self.fields.items()}
+        self._delivered.read_into(rows, np.arange(len(rows)), out)
+        return out
+
+    def _rows(self, index: Any) -> np.ndarray:
+        """Any way of naming rows -> row numbers from 0, negative ones counted from the end."""
+        length = len(self)
+        if isinstance(index, slice):
+            return np.arange(*index.indices(length), dtype=np.int64)
+        rows = np.asarray(index)
+        if rows.dtype == bool and rows.shape == (length,):
+            return np.flatnonzero(rows)
+        if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise ConfigError(
+                f"rows must be whole numbers, a slice, or {length:,} booleans; got {rows.dtype} of shape {rows.shape}"
+            )
+        rows = rows.astype(np.int64)
+        if ((rows < -length) | (rows >= length)).any():
+            bad = rows[(rows < -length) | (rows >= length)][0]
+            raise OutOfRange(f"row {bad} is out of range: the dataset has {length:,} rows, 0 to {length - 1:,}")
+        return np.where(rows < 0, rows + length, rows)
+
+    def _known(self, field: str) -> FieldSpec:
+        if field not in self.fields:
+            raise ConfigError(f"no field {field!r}: the dataset has {', '.join(map(repr, self.fields))}")
+        return self.fields[field]
+
+
+def open(
+    path: Path | Iterable[Path],
+    fields: Sequence[str] | None = None,
+    *,
+    max_open_files: int = MAX_OPEN_FILES,
+    allow_fill: bool = False,
+) -> Dataset:
+    """Open files as one dataset: a path, a pattern such as ``"betas_session*.hdf5"``, or a list of either.
+
+    Several files follow each other as given; the files of a pattern in natural order (session 2 before session 10).
+
+    fields:          the fields to read; all by default
+    max_open_files:  data files held open at once, by all threads together; 0 opens a file for each request
+    allow_fill:      take the fill value where a file was never written, instead of refusing it
+    """
+    options = OpenOptions(tuple(fields) if fields is not None else None, allow_fill, Files(max_open_files))
+    paths = _paths(path)
+    stores = [format_of(each).open(each, options) for each in paths]
+    store = stores[0] if len(stores) == 1 else Concat(stores)
+    if len(store) == 0:
+        raise ConfigError(f"no samples in {paths[0] if len(paths) == 1 else f'any of {len(paths)} files'}")
+    return Dataset(store)
+
+
+def from_arrays(**arrays: Any) -> Dataset:
+    """A dataset of arrays in memory, one keyword a field."""
+    return Dataset(MemoryStore(arrays))
+
+
+def concat(datasets: Iterable[Dataset]) -> Dataset:
+    """Datasets one after another; their fields must agree."""
+    parts = list(datasets)
+    if parts and all(part.casts == parts[0].casts for part in parts):
+        return Dataset(Concat([part.store for part in parts]), parts[0].casts)
+    return Dataset(Concat([part.delivered for part in parts]))
+
+
+def join(**parts: Any) -> Dataset:
+    """Fields side by side: ``join(betas=(betas, beta_rows), image=(stimuli, image_rows), coco=ids)``.
+
+    Each part is a dataset, a pair of a dataset and the row of it that belongs to each sample, or an array. A part with
+    one field gives that field the part's name; one with several, ``part.field``.
+    """
+    joined, casts = {}, {}
+    for label, given in parts.items():
+        dataset, rows = given if isinstance(given, tuple) else (given, None)
+        if not isinstance(dataset, Dataset):
+            dataset = from_arrays(**{label: dataset})
+        single = len(dataset.fields) == 1
+        names = {label if single else f"{label}.{field}": field for field in dataset.fields}
+        chosen = None if rows is None else _join_rows(label, dataset, rows)
+        joined[label] = Part(dataset.store, chosen, names)
+        casts.update({new: dataset.casts[old] for new, old in names.items() if old in dataset.casts})
+    if not joined:
+        raise ConfigError("nothing to join: expected at least one part, by name")
+    return Dataset(Joined(joined), casts)
+
+
+def _join_rows(label: str, dataset: Dataset, rows: Any) -> np.ndarray:
+    try:
+        return dataset._rows(rows)
+    except PenstockError as error:
+        raise type(error)(f"join: {label}: {error}") from None
+
+
+def _paths(path: Path | Iterable[Path]) -> list[str]:
+    if not isinstance(path, str | os.PathLike):
+        found = [each for one in path for each in _paths(one)]
+        if not found:
+            raise Missing("no files: the list of paths is empty")
+        return found
+    name = os.fspath(path)
+    if os.path.isfile(name):
+        return [name]
+    if os.path.isdir(name):
+        raise ConfigError(f"{name}: is a folder; name the files in it, for example {os.path.join(name, '*.hdf5')!r}")
+    if not glob.has_magic(name):
+        raise Missing(f"{name}: no such file")
+    matches = sorted((each for each in glob.glob(name, recursive=True) if os.path.isfile(each)), key=_natural)
+    if not matches:
+        raise Missing(f"{name}: the pattern matches no file (looked in {os.path.dirname(os.path.abspath(name))})")
+    return matches
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    """Sort key that puts session 2 before session 10."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
+
+
+__all__ = ["Dataset", "concat", "from_arrays", "join", "open"]

@@ -1,0 +1,105 @@
+"""Every error penstock raises, in one tree.
+
+PenstockError
+├── DataError           the bytes are there, and wrong
+│   ├── Corrupt             a structure or checksum does not hold
+│   ├── Truncated           a file or range is shorter than its own metadata says
+│   ├── Missing             a file, field or chunk that should be there is not
+│   ├── SchemaMismatch      dtype, shape or fields differ from what was declared
+│   ├── Unsafe              reading it would run code or leave the opened place
+│   ├── LimitExceeded       larger than a limit that protects this process
+│   └── DecodeFailed        a decoder refused the bytes
+├── SourceError         the bytes could not be had
+│   ├── Unavailable         the system refused or failed to read
+│   └── Changed             the file is not the one that was opened
+├── TransformFailed     the caller's own function raised, or broke its promise
+├── WorkerDied          a thread or process ended without its result
+├── BudgetExceeded      the plan does not fit the memory given
+├── StateMismatch       a saved position belongs to other data or another order
+├── ConvertFailed       a conversion stopped before its output was whole
+└── ConfigError         an argument that cannot be meant (also a ValueError)
+    └── OutOfRange          a row that does not exist (also an IndexError)
+
+Rules: each takes exactly one string, so that it pickles and so that torch's worker processes can rebuild it;
+the string says what was expected, what came, where, and the way out.
+"""
+
+
+class PenstockError(Exception):
+    """Base of all errors raised by penstock."""
+
+
+class DataError(PenstockError):
+    """The bytes are there, and wrong."""
+
+
+class Corrupt(DataError):
+    """A structure or checksum of the file does not hold."""
+
+
+class Truncated(DataError):
+    """A file or range is shorter than its own metadata says."""
+
+
+class Missing(DataError):
+    """A file, field or chunk that should be there is not."""
+
+
+class SchemaMismatch(DataError):
+    """Dtype, shape or fields differ from what was declared or seen elsewhere."""
+
+
+class Unsafe(DataError):
+    """Reading this would run code, or leave the place that was opened."""
+
+
+class LimitExceeded(DataError):
+    """Larger than a limit that protects this process."""
+
+
+class DecodeFailed(DataError):
+    """A decoder refused the bytes."""
+
+
+class SourceError(PenstockError):
+    """The bytes could not be had."""
+
+
+class Unavailable(SourceError):
+    """The system refused or failed to read."""
+
+
+class Changed(SourceError):
+    """The file is not the one that was opened."""
+
+
+class TransformFailed(PenstockError):
+    """The caller's own function raised, or returned something else than it did on trial."""
+
+
+class WorkerDied(PenstockError):
+    """A thread or process ended without its result."""
+
+
+class BudgetExceeded(PenstockError):
+    """The plan does not fit the memory given."""
+
+
+class StateMismatch(PenstockError):
+    """A saved position belongs to other data or another order."""
+
+
+class ConvertFailed(PenstockError):
+    """A conversion stopped before its output was whole."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """An argument that cannot be meant."""
+
+
+class OutOfRange(ConfigError, IndexError):
+    """A row that does not exist."""
+
+
+class KeptBatches(UserWarning):
+    """Batches are being kept, so memory beyond the budget is in use on the caller's behalf."""

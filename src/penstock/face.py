@@ -1,0 +1,126 @@
+"""In what form batches reach the caller: numpy arrays, torch tensors, or tensors on a device."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from penstock.combine import cast_fields
+from penstock.errors import ConfigError
+from penstock.machine import held_bytes
+from penstock.slots import Pin
+from penstock.spec import Cast
+from penstock.store import Store
+
+if TYPE_CHECKING:
+    from penstock.pytorch import DeviceCopies
+
+Arrays = Mapping[str, np.ndarray]
+HandOver = Callable[[], Mapping[str, Any]]
+"""Gives the caller a batch whose delivery was begun before."""
+
+
+class Face(Protocol):
+    """How slots become what the caller sees."""
+
+    spare_slots: int
+    """Slots that stay busy beyond the one in the caller's hands."""
+    pin: Pin | None
+
+    def prepare(self, store: Store, casts: Mapping[str, Cast]) -> Store:
+        """The store to read slots from: converted already, or not where that happens later."""
+
+    def start(self, arrays: Arrays) -> HandOver:
+        """Begin to deliver a batch."""
+
+    def rank_and_world(self) -> tuple[int, int]: ...
+
+    def finish(self) -> None:
+        """Let go of every batch whose delivery was begun."""
+
+
+class NumpyFace:
+    """Arrays over the slots themselves."""
+
+    spare_slots = 0
+    pin: Pin | None = None
+
+    def prepare(self, store: Store, casts: Mapping[str, Cast]) -> Store:
+        return cast_fields(store, casts)
+
+    def start(self, arrays: Arrays) -> HandOver:
+        return lambda: arrays
+
+    def rank_and_world(self) -> tuple[int, int]:
+        return 0, 1
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+class TorchFace(NumpyFace):
+    """Tensors over the slots themselves."""
+
+    def start(self, arrays: Arrays) -> HandOver:
+        from penstock.pytorch import tensors
+
+        return lambda: tensors(arrays)
+
+    def rank_and_world(self) -> tuple[int, int]:
+        from penstock.pytorch import rank_and_world
+
+        return rank_and_world()
+
+
+class DeviceFace(TorchFace):
+    """Tensors on a device, copied ahead of need and converted there."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._copies: DeviceCopies | None = None
+
+    def prepare(self, store: Store, casts: Mapping[str, Cast]) -> Store:
+        from penstock.pytorch import DeviceCopies, pin
+
+        self._copies = DeviceCopies(self.device, casts)
+        self.spare_slots = DeviceCopies.IN_FLIGHT
+        if self.device.type == "cuda":
+            self.pin = pin
+        return store
+
+    def start(self, arrays: Arrays) -> HandOver:
+        assert self._copies is not None
+        return self._copies.start(arrays)
+
+    def finish(self) -> None:
+        if self._copies is not None:
+            self._copies.finish()
+
+
+def make_face(output: Literal["torch", "numpy"], device: Any) -> tuple[Face, dict[str, int]]:
+    """The face asked for, and what had to be imported for it, by name, in bytes of memory."""
+    if output not in ("torch", "numpy"):
+        raise ConfigError(f'output={output!r}: expected "torch" or "numpy"')
+    if output == "numpy":
+        if device is not None:
+            raise ConfigError(f'device={device!r} needs output="torch": numpy arrays live on the CPU')
+        return NumpyFace(), {}
+    imported = _import_torch()
+    if device is None:
+        return TorchFace(), imported
+    from penstock.pytorch import find_device
+
+    found = find_device(device)
+    return (TorchFace() if found is None else DeviceFace(found)), imported
+
+
+def _import_torch() -> dict[str, int]:
+    before, new = held_bytes(), "torch" not in sys.modules
+    try:
+        import penstock.pytorch  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f'output="torch" needs PyTorch: pip install "penstock[torch]", or ask for output="numpy" ({error})'
+        ) from None
+    return {"importing torch": max(0, held_bytes() - before)} if new else {}

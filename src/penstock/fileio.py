@@ -1,0 +1,188 @@
+"""The only module that opens data files.
+
+Positioned reads into memory the caller owns, through handles lent from a bounded, least-recently-used set.
+
+Rules:
+1. A handle is lent in a ``with``, to several threads at once, and no thread borrows two, so that waiting for one
+   cannot deadlock.
+2. Never more than ``max_open`` descriptors are open; with 0, each request opens and closes its own.
+3. Handles are never shared across a fork: the child closes what it inherited and opens its own.
+4. A file is identified when it is parsed and checked at every loan. Another size or time is an error, not other data.
+"""
+
+import mmap
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from penstock.errors import Changed, ConfigError, Missing, Truncated, Unavailable
+from penstock.extents import FileId
+
+# Enough for a handle a session and a thread, far below any system's limit of 256 (macOS) or 1024 (Linux).
+MAX_OPEN_FILES = 64
+
+_BINARY = getattr(os, "O_BINARY", 0)
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+
+# Linux moves at most 2 GiB - 4 KiB in one call.
+_MOST_PER_CALL = 2**30
+
+_PREADV = hasattr(os, "preadv")  # else (Windows) seek and read, one thread at a time in a handle
+
+
+def identify(path: str) -> FileId:
+    """The file as it is now."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        raise Missing(f"{path}: no such file") from None
+    except OSError as error:
+        raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
+    return FileId(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def check_unchanged(file: FileId) -> None:
+    """Refuse to go on with any other file than the one that was parsed."""
+    now = identify(file.path)
+    if now != file:
+        how = "replaced" if now.inode != file.inode else "rewritten"
+        raise Changed(
+            f"{file.path}: the file was {how} after it was opened: it had {file.size:,} bytes, now {now.size:,}, "
+            f"written {(now.mtime_ns - file.mtime_ns) / 1e9:+.3f} s later. Open the dataset again to read the new file"
+        )
+
+
+class Files:
+    """Open files, lent to whoever reads."""
+
+    def __init__(self, max_open: int = MAX_OPEN_FILES) -> None:
+        if max_open < 0:
+            raise ConfigError(f"max_open_files={max_open}: expected 0 (open for each request) or more")
+        self.max_open = max_open
+        self._reset()
+        _EVERY_FILES.add(self)
+
+    def _reset(self) -> None:
+        self._open: OrderedDict[tuple[FileId, bool], Handle] = OrderedDict()
+        self._changed = threading.Condition()
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return type(self), (self.max_open,)
+
+    @contextmanager
+    def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
+        """A handle of this file (or a mapping of it, where rows are too small for a system call each)."""
+        check_unchanged(file)
+        handle = self._take(file, mapped)
+        try:
+            yield handle
+        finally:
+            with self._changed:
+                handle.users -= 1
+                if handle.users == 0:
+                    if self.max_open == 0:
+                        self._close(file, mapped)
+                    self._changed.notify()
+
+    def close(self) -> None:
+        """Close what is not lent right now; the files can be lent again afterwards."""
+        with self._changed:
+            for key in [key for key, handle in self._open.items() if handle.users == 0]:
+                self._close(*key)
+            self._changed.notify_all()
+
+    def _take(self, file: FileId, mapped: bool) -> "Handle":
+        most = self.max_open or MAX_OPEN_FILES
+        with self._changed:
+            while (handle := self._open.get((file, mapped))) is None:
+                if len(self._open) < most:
+                    handle = self._open[file, mapped] = Handle(file, mapped)
+                    break
+                idle = next((key for key, handle in self._open.items() if handle.users == 0), None)
+                if idle:
+                    self._close(*idle)
+                else:
+                    self._changed.wait()
+            self._open.move_to_end((file, mapped))
+            handle.users += 1
+            return handle
+
+    def _close(self, file: FileId, mapped: bool) -> None:
+        self._open.pop((file, mapped)).close()
+
+
+class Handle:
+    """One open descriptor: of a file to read from, or of a mapping in ``bytes``."""
+
+    def __init__(self, file: FileId, mapped: bool) -> None:
+        self.file = file
+        self.users = 0
+        self.bytes = np.empty(0, np.uint8)
+        self._seek = threading.Lock()
+        try:
+            self.descriptor = os.open(file.path, os.O_RDONLY | _BINARY | _CLOEXEC)
+        except OSError as error:
+            raise Unavailable(f"{file.path}: cannot be opened ({error.strerror})") from error
+        if mapped:  # a mapping keeps a descriptor of its own, so this one goes
+            try:
+                self.bytes = np.frombuffer(mmap.mmap(self.descriptor, file.size, access=mmap.ACCESS_READ), np.uint8)
+            finally:
+                os.close(self.descriptor)
+                self.descriptor = -1
+
+    def read_into(self, offset: int, target: np.ndarray) -> None:
+        """Fill ``target`` (contiguous) from ``offset`` on; short reads go on, an early end is an error."""
+        view = target.reshape(-1).view(np.uint8).data
+        done, wanted = 0, len(view)
+        while done < wanted:
+            got = self._read_some(view[done : done + _MOST_PER_CALL], offset + done)
+            if got == 0:
+                raise Truncated(
+                    f"{self.file.path}: {wanted:,} bytes were expected at offset {offset:,}, but the file ends after "
+                    f"{done:,} of them"
+                )
+            done += got
+
+    def _read_some(self, view: memoryview, offset: int) -> int:
+        try:
+            if _PREADV:
+                return os.preadv(self.descriptor, [view], offset)
+            with self._seek:
+                os.lseek(self.descriptor, offset, os.SEEK_SET)
+                return _readinto(self.descriptor, view)
+        except OSError as error:
+            raise Unavailable(
+                f"{self.file.path}: reading {len(view):,} bytes at offset {offset:,} failed: "
+                f"{error.strerror} (errno {error.errno})"
+            ) from error
+
+    def close(self) -> None:
+        self.bytes = np.empty(0, np.uint8)  # the mapping goes with its last view
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def _readinto(descriptor: int, view: memoryview) -> int:
+    data = os.read(descriptor, len(view))
+    view[: len(data)] = data
+    return len(data)
+
+
+_EVERY_FILES: "weakref.WeakSet[Files]" = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for files in list(_EVERY_FILES):
+        inherited = list(files._open.values())
+        files._reset()
+        for handle in inherited:
+            handle.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,66 @@
+"""Which format reads which file: by the first bytes, then by the name; other packages add theirs by entry point.
+
+A format is a frozen value and one function from a path to a store. See ``formats/npy.py`` for the smallest one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import PurePath
+
+from penstock.errors import ConfigError, Unavailable
+from penstock.fileio import Files
+from penstock.formats import hdf5, npy
+from penstock.store import Store
+
+ENTRY_POINT_GROUP = "penstock.formats"
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """What the caller of ``open`` asked for."""
+
+    fields: tuple[str, ...] | None = None
+    allow_fill: bool = False
+    files: Files = field(default_factory=Files)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How files of one kind are recognised and opened."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    magic: bytes
+    open: Callable[[str, OpenOptions], Store]
+
+
+BUILT_IN = (
+    Format("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file),
+    Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
+)
+
+
+@cache
+def formats() -> Sequence[Format]:
+    """All known formats: ours, then those that installed packages register."""
+    return (*BUILT_IN, *(entry.load() for entry in entry_points(group=ENTRY_POINT_GROUP)))
+
+
+def format_of(path: str) -> Format:
+    """The format of an existing file."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
+    by_content = [known for known in formats() if known.magic and head.startswith(known.magic)]
+    by_name = [known for known in formats() if PurePath(path).suffix.lower() in known.suffixes]
+    for known in (*by_content, *by_name):
+        return known
+    known_names = ", ".join(f"{known.name} ({' '.join(known.suffixes)})" for known in formats())
+    raise ConfigError(
+        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. "
+        f"Known: {known_names}"
+    )

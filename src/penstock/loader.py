@@ -1,0 +1,371 @@
+"""Glue: an order, slots, reader threads, and batches in sequence.
+
+A loader is at a position: an epoch, and how many of its samples were delivered on all ranks together. Everything else
+follows from that and the arguments, so a saved position is two numbers (and what they must be checked against).
+"""
+
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.combine import choose_fields
+from penstock.dataset import Dataset
+from penstock.deal import Deal, Tail
+from penstock.errors import ConfigError, KeptBatches, StateMismatch
+from penstock.face import Face, HandOver, make_face
+from penstock.machine import cores, free_bytes, held_bytes
+from penstock.order import InOrder, Order, Shuffled, check_seed
+from penstock.plan import Plan, Request, make_plan
+from penstock.reader import Epoch, Readers, ReaderTimes
+from penstock.sizes import format_size, parse_size
+from penstock.slots import Slots
+from penstock.spec import row_bytes
+from penstock.stats import Meter, Stats
+from penstock.store import Store
+
+INDEX, URL, KEY = "__index__", "__url__", "__key__"
+IDENTITY = (INDEX, URL, KEY)
+"""Columns that name each sample: its row in the dataset, the file it came from, the place in that file."""
+
+STATE_VERSION = 1
+
+# With no budget given, a quarter of what is free leaves room for the model and for a second loader.
+DEFAULT_SHARE = 4
+
+
+class Loader:
+    """Batches of a dataset, in memory bounded by a number of bytes.
+
+    ds:          what to load
+    batch_size:  samples a batch, on each rank
+    shuffle:     False, True (over the whole set, anew each epoch), or an ``Order`` of your own
+    seed:        decides the shuffled order, together with the epoch
+    memory:      the most the loader may hold, as ``"2GiB"`` or bytes; None takes a quarter of what is free
+    threads:     reader threads at most; "auto" takes one a core
+    columns:     fields of a batch, in this order, as a tuple; None gives dicts of all. ``"__index__"``, ``"__url__"``
+                 and ``"__key__"`` name each sample: its row, file, and place in the file
+    drop_last:   leave out the last, smaller batch
+    tail:        where fewer samples remain than ranks: "pad" repeats some, "drop" leaves them out
+    rank, world_size:  this process's share; taken from torch.distributed where it is in use
+    device:      copy batches to this device, and convert there
+    output:      "torch" tensors or "numpy" arrays
+    """
+
+    def __init__(
+        self,
+        ds: Dataset,
+        *,
+        batch_size: int,
+        shuffle: bool | Order = False,
+        seed: int = 0,
+        memory: int | str | None = None,
+        threads: int | Literal["auto"] = "auto",
+        columns: Sequence[str] | None = None,
+        drop_last: bool = False,
+        tail: Tail = "pad",
+        rank: int | None = None,
+        world_size: int | None = None,
+        device: Any = None,
+        output: Literal["torch", "numpy"] = "torch",
+    ) -> None:
+        self._held_before = held_bytes()
+        self._face, imported = make_face(output, device)
+        self._order = _order(len(ds), shuffle, seed)
+        self._deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
+        self._columns = _check_columns(ds, columns)
+        self._store = self._face.prepare(*_chosen(ds, self._columns))
+        limit, note = _limit(memory)
+        self.plan: Plan = make_plan(
+            Request(
+                fields=self._store.fields,
+                batch_rows=min(batch_size, len(self._order)),
+                steps=self._deal.steps,
+                threads=_threads(threads),
+                limit_bytes=limit,
+                scratch_bytes=self._store.scratch_bytes,
+                index_bytes=self._store.index_bytes,
+                spare_slots=self._face.spare_slots,
+                others=imported,
+                limit_note=note,
+            )
+        )
+        """What the loader will use, decided before anything is read."""
+        self._identity = {"data": ds.fingerprint, **self._order.describe()}
+        self._slots: Slots | None = None
+        self._position = _Position(epoch=0, samples=0, begun=False)
+        self._iteration: weakref.ref[_Iteration] = lambda: None  # type: ignore[assignment]
+        self._account = _Account(0, self.plan, Meter(self._held_before), ReaderTimes(), None)
+        self.told_kept = False
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, the same on every rank."""
+        return self._deal.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch, or go on from a loaded position. An iteration still under way ends."""
+        self._end_iteration("a newer iteration of this loader began; a loader feeds one loop at a time")
+        at = self._position
+        if at.begun:
+            at = _Position(at.epoch + 1, 0, begun=False)
+        self._position = replace(at, begun=True)
+        if self._slots is None:
+            self._slots = Slots(self._store.fields, self.plan.batch_rows, self.plan.slots, self._face.pin)
+        readers = Readers(
+            self._store,
+            Epoch(at.epoch, self._order, replace(self._deal, start=at.samples)),
+            self.plan,
+            self._slots,
+        )
+        self._account = _Account(at.epoch, self.plan, Meter(self._held_before), readers.times, self._slots)
+        iteration = _Iteration(self, readers, self._face, self._account.meter)
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the latest batch delivered, as JSON."""
+        at = self._position
+        if at.samples >= len(self._order):
+            at = _Position(at.epoch + 1, 0, begun=False)
+        return {"version": STATE_VERSION, "epoch": at.epoch, "samples": at.samples, **self._identity}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved position at the next ``iter``; batch size, budget, threads and ranks may differ."""
+        position = _checked_state(state, self._identity, len(self._order))
+        self._end_iteration("load_state_dict moved the loader while this iteration was under way; begin a new one")
+        self._position = position
+
+    def stats(self) -> Stats:
+        """Rate, waits, memory and bottleneck of the current or latest epoch."""
+        return self._account.stats()
+
+    def close(self) -> None:
+        """End the iteration under way, its threads and files, and let go of the memory that is not lent."""
+        self._end_iteration("the loader was closed")
+        if self._slots is not None:
+            self._slots.close()
+            self._slots = None
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def delivered(self, epoch: int, samples: int) -> None:
+        """Take note of the position reached; called by the iteration."""
+        self._position = _Position(epoch, samples, begun=True)
+
+    def shape(self, values: Mapping[str, Any], rows: np.ndarray) -> Any:
+        """A batch as the caller wants it: dict, or tuple in the order of ``columns``."""
+        if self._columns is None:
+            return dict(values)
+        return tuple(self._identify(name, rows) if name in IDENTITY else values[name] for name in self._columns)
+
+    def _identify(self, column: str, rows: np.ndarray) -> Any:
+        if column == INDEX:
+            return self._face.start({INDEX: rows.copy()})()[INDEX]
+        places = [self._store.origin(int(row)) for row in rows]
+        return [place.url if column == URL else place.key for place in places]
+
+    def _end_iteration(self, why: str) -> None:
+        iteration = self._iteration()
+        if iteration is not None:
+            iteration.end(why)
+
+
+@dataclass(frozen=True)
+class _Position:
+    epoch: int
+    samples: int
+    begun: bool
+    """Whether an iteration began here, so that the next one belongs to the next epoch."""
+
+
+@dataclass(frozen=True)
+class _Account:
+    """What is known of one epoch, kept when its iteration is gone."""
+
+    epoch: int
+    plan: Plan
+    meter: Meter
+    times: ReaderTimes
+    slots: Slots | None
+
+    def stats(self) -> Stats:
+        meter = self.meter
+        if meter.batches:
+            meter.look()
+        return Stats(
+            epoch=self.epoch,
+            batches=meter.batches,
+            samples=meter.samples,
+            bytes=meter.bytes,
+            seconds=meter.latest - meter.began,
+            waited_for_data=meter.waited,
+            readers_busy=self.times.reading,
+            readers_waited=self.times.waiting_for_slots,
+            threads=self.plan.threads,
+            peak_bytes=meter.peak_bytes,
+            budget_bytes=self.plan.limit_bytes,
+            kept_batches=self.slots.added_peak if self.slots else 0,
+        )
+
+
+class _Iteration:
+    """One epoch, batch by batch. Its end, however it comes, ends the threads and closes the files."""
+
+    def __init__(self, loader: Loader, readers: Readers, face: Face, meter: Meter) -> None:
+        self._loader, self._readers, self._face, self._meter = loader, readers, face, meter
+        self._steps = readers.epoch.deal.steps
+        self._started: deque[tuple[HandOver, np.ndarray]] = deque()
+        self._next_start = self._next_delivery = 0
+        self._row_bytes = row_bytes(readers.store.fields)
+        self._why_ended = ""
+        self._shut_down = weakref.finalize(self, _shut_down, readers, face)
+
+    def __iter__(self) -> "_Iteration":
+        return self
+
+    def __next__(self) -> Any:
+        if self._why_ended:
+            raise StateMismatch(self._why_ended)
+        if self._next_delivery >= self._steps or not self._shut_down.alive:
+            self._shut_down()
+            raise StopIteration
+        began = time.perf_counter()
+        try:
+            self._make_room()
+            if not self._started:
+                self._start(wait=True)
+            hand_over, rows = self._started.popleft()
+            while len(self._started) < self._face.spare_slots and self._start(wait=False):
+                pass
+            batch = self._loader.shape(hand_over(), rows)
+        except BaseException:
+            self._shut_down()
+            raise
+        self._next_delivery += 1
+        epoch = self._readers.epoch
+        self._loader.delivered(epoch.number, epoch.deal.position_after(self._next_delivery))
+        self._meter.count(len(rows), len(rows) * self._row_bytes, time.perf_counter() - began)
+        return batch
+
+    def end(self, why: str) -> None:
+        """End now; whoever asks for another batch is told why."""
+        if self._shut_down.alive:
+            self._why_ended = why
+            self._started.clear()
+            self._shut_down()
+
+    def _start(self, *, wait: bool) -> bool:
+        """Begin to deliver the next batch, if there is one and it is ready or worth waiting for."""
+        if self._next_start >= self._steps:
+            return False
+        readers = self._readers
+        batch = readers.get(self._next_start) if wait else readers.get_if_ready(self._next_start)
+        if batch is None:
+            return False
+        if batch.error is not None:
+            readers.slots.give_back(batch.slot)
+            batch.error.add_note(f"while reading batch {batch.step} of epoch {readers.epoch.number}")
+            raise batch.error
+        arrays = readers.slots.lend(batch.slot, len(batch.rows))
+        self._started.append((self._face.start(arrays), batch.rows))
+        self._next_start += 1
+        return True
+
+    def _make_room(self) -> None:
+        """Go on although the caller keeps batches, and say once what that costs."""
+        slots, plan = self._readers.slots, self._readers.plan
+        if slots.ensure(plan.batches_per_read) and not self._loader.told_kept:
+            self._loader.told_kept = True
+            warnings.warn(
+                f"{slots.lent} batches are being kept, each of {format_size(plan.batch_bytes)}. Their memory is yours "
+                f"and comes on top of memory={format_size(plan.limit_bytes)}; keep copies of what you need, or fewer",
+                KeptBatches,
+                stacklevel=3,
+            )
+
+
+def _shut_down(readers: Readers, face: Face) -> None:
+    face.finish()
+    readers.stop()
+
+
+def _order(length: int, shuffle: bool | Order, seed: int) -> Order:
+    check_seed(seed)
+    if isinstance(shuffle, Order):
+        return shuffle
+    return Shuffled(length, seed) if shuffle else InOrder(length)
+
+
+def _place(face: Face, rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise ConfigError(f"rank={rank}, world_size={world_size}: give both, or neither")
+    return face.rank_and_world() if rank is None or world_size is None else (rank, world_size)
+
+
+def _check_columns(ds: Dataset, columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r}: expected a tuple of names, such as ({columns!r},)")
+    for name in columns:
+        if name not in ds.fields and name not in IDENTITY:
+            raise ConfigError(
+                f"columns: no field {name!r}: the dataset has {', '.join(map(repr, ds.fields))}, and every sample has "
+                f"{', '.join(map(repr, IDENTITY))}"
+            )
+    if all(name in IDENTITY for name in columns):
+        raise ConfigError(f"columns={tuple(columns)}: expected at least one field of the dataset")
+    return tuple(columns)
+
+
+def _chosen(ds: Dataset, columns: tuple[str, ...] | None) -> tuple[Store, Mapping[str, Any]]:
+    """The stored fields that are wanted, and the conversions declared on them."""
+    if columns is None:
+        return ds.store, ds.casts
+    wanted = [name for name in dict.fromkeys(columns) if name not in IDENTITY]
+    casts = {name: cast for name, cast in ds.casts.items() if name in wanted}
+    return choose_fields(ds.store, {name: name for name in wanted}), casts
+
+
+def _limit(memory: int | str | None) -> tuple[int, str]:
+    if memory is not None:
+        return parse_size(memory, argument="memory"), ""
+    free = free_bytes()
+    return free // DEFAULT_SHARE, f"a quarter of the {format_size(free)} that are free"
+
+
+def _threads(threads: int | Literal["auto"]) -> int:
+    if threads == "auto":
+        return cores()
+    if not isinstance(threads, int) or threads < 1:
+        raise ConfigError(f'threads={threads!r}: expected "auto" or a whole number, at least 1')
+    return threads
+
+
+def _checked_state(state: Mapping[str, Any], identity: Mapping[str, Any], length: int) -> _Position:
+    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
+        raise StateMismatch(
+            f"not a state this version can read: expected a dict with version {STATE_VERSION}, got {str(state)[:200]}"
+        )
+    expected = {"version", "epoch", "samples", *identity}
+    for name in sorted(expected ^ state.keys()):
+        raise StateMismatch(f"the state {'lacks' if name in expected else 'has an unknown'} entry {name!r}")
+    for name, ours in identity.items():
+        if state[name] != ours:
+            raise StateMismatch(
+                f"the state was saved for other data or another order: {name} was {state[name]!r}, here it is "
+                f"{ours!r}. Open the same files with the same fields, seed and shuffle, or begin anew without the state"
+            )
+    epoch, samples = state["epoch"], state["samples"]
+    if not (isinstance(epoch, int) and isinstance(samples, int) and epoch >= 0 and 0 <= samples <= length):
+        raise StateMismatch(f"the state's position is impossible: epoch {epoch!r}, sample {samples!r} of {length:,}")
+    return _Position(epoch, samples, begun=False)

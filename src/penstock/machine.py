@@ -1,0 +1,77 @@
+"""What this process holds and what the machine has left, as the kernel counts it."""
+
+import os
+import sys
+from pathlib import Path
+
+from penstock.sizes import KiB, MiB
+
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+# Where neither /proc nor sysconf says how much memory there is, promise little.
+UNKNOWN_FREE_BYTES = 4096 * MiB
+
+
+def held_bytes(pid: int | str = "self") -> int:
+    """RssAnon + RssShmem: the memory the kernel cannot drop, which is what a budget is about.
+
+    0 where the system does not say (not Linux), or the process is gone.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            lines = status.read().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * KiB for line in lines if line.startswith((b"RssAnon:", b"RssShmem:")))
+
+
+def children(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            direct = [int(child) for child in task.read_text().split()]
+        except OSError:
+            continue
+        for child in direct:
+            found += [child, *children(child)]
+    return found
+
+
+def free_bytes() -> int:
+    """Memory that can be taken without swapping: the machine's, or less where a cgroup allows less."""
+    free = [_machine_free(), *(_cgroup_free(limit, used) for limit, used in _CGROUP_FILES)]
+    return min(amount for amount in free if amount is not None)
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def _machine_free() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * KiB
+    except OSError:
+        pass
+    if sys.platform == "win32":
+        return UNKNOWN_FREE_BYTES
+    return os.sysconf("SC_PHYS_PAGES") * PAGE // 2
+
+
+def _cgroup_free(limit_path: str, used_path: str) -> int | None:
+    try:
+        limit, used = Path(limit_path).read_text().strip(), int(Path(used_path).read_text())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)

@@ -1,0 +1,84 @@
+"""Memory that is taken once and used again: aligned buffers, and each thread's scratch.
+
+Fresh pages cost as much as the copy into them, and freed ones may stay with the allocator, where no plan counts them.
+So buffers come straight from the system, page-aligned (a read into memory that is misaligned to the file runs at half
+speed), and go straight back.
+
+Scratch is lent as a stack. A thread that has called ``prepare(bytes)`` borrows from one block of that size; whatever
+is borrowed beyond it is allocated on the spot and counted in ``overflow_bytes``, which the conformance suite requires
+to be 0: that is how a store's declared ``scratch_bytes`` is held to what it really uses.
+"""
+
+import mmap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+ALIGNMENT = 64
+
+
+def aligned(bytes_: int) -> int:
+    """Rounded up to a cache line."""
+    return -(-bytes_ // ALIGNMENT) * ALIGNMENT
+
+
+def buffer(bytes_: int) -> np.ndarray:
+    """Private, page-aligned memory as uint8, returned to the system with its last view."""
+    size = max(1, bytes_)
+    if hasattr(mmap, "MAP_PRIVATE"):  # private: a forked child must not write into its parent's batches
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:
+        block = mmap.mmap(-1, size)
+    return np.frombuffer(block, np.uint8, bytes_)
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.block = np.empty(0, np.uint8)
+        self.used = 0
+        self.peak = 0
+        self.overflow = 0
+
+
+_scratch = _Scratch()
+
+
+def prepare(bytes_: int) -> None:
+    """Give this thread a scratch block of this size, and forget what was measured before."""
+    _scratch.__init__()  # type: ignore[misc]
+    _scratch.block = buffer(bytes_)
+
+
+def release() -> None:
+    """Return this thread's scratch block."""
+    _scratch.__init__()  # type: ignore[misc]
+
+
+@contextmanager
+def borrow(bytes_: int) -> Iterator[np.ndarray]:
+    """So many bytes of scratch for the length of a ``with``, uninitialised, aligned."""
+    mine = _scratch
+    begin, size = mine.used, aligned(bytes_)
+    mine.used = begin + size
+    mine.peak = max(mine.peak, mine.used)
+    if mine.used <= len(mine.block):
+        lent = mine.block[begin : begin + bytes_]
+    else:
+        mine.overflow = max(mine.overflow, mine.used - len(mine.block))
+        lent = np.empty(bytes_, np.uint8)
+    try:
+        yield lent
+    finally:
+        mine.used = begin
+
+
+def peak_bytes() -> int:
+    """The most this thread borrowed at once since ``prepare``."""
+    return _scratch.peak
+
+
+def overflow_bytes() -> int:
+    """How far this thread's borrowing went beyond what it prepared."""
+    return _scratch.overflow

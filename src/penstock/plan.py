@@ -1,0 +1,166 @@
+"""How a budget is spent, decided before anything is read. Arithmetic only.
+
+The unit a thread works on is a *read*: part of a batch where batches are large (so that all threads help with the next
+one), several batches where they are small (so that handing over costs little).
+
+Memory goes to, in this order of need: the smallest set-up that works at all (one batch in the caller's hands, one being
+filled, one thread), then as many threads as were asked for, then slots, until more would not help. The budget is a
+limit, not a goal.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from penstock.budget import MemoryBudget
+from penstock.errors import BudgetExceeded
+from penstock.sizes import KiB, MiB, format_size
+from penstock.slots import slot_bytes
+from penstock.spec import Fields, row_bytes
+
+# A read should last long enough to hide the hand-over (about 50 microseconds) and be short enough to share the work on
+# one batch evenly. 2 MiB at memory speed is some 300 microseconds.
+READ_BYTES = 2 * MiB
+
+# Measured: library code first touched (h5py, codecs), queues, the order's tables, allocator slack.
+BASE_BYTES = 5 * MiB
+# Measured: a thread's stack and its arena in the allocator.
+THREAD_BYTES = 256 * KiB
+
+MOST_BATCHES_PER_READ = 64
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be loaded, and with what."""
+
+    fields: Fields
+    """The fields as they lie in a slot."""
+    batch_rows: int
+    steps: int
+    threads: int
+    limit_bytes: int
+    scratch_bytes: Callable[[int], int]
+    """What one read of so many rows borrows."""
+    index_bytes: int = 0
+    spare_slots: int = 0
+    """Slots held longer than usual (a device copy in flight)."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """Further holders, such as libraries that had to be imported."""
+    limit_note: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a loader will use. ``print(loader.plan)`` shows it as a table."""
+
+    limit_bytes: int
+    holders: Mapping[str, int]
+    batch_rows: int
+    batch_bytes: int
+    slots: int
+    threads: int
+    rows_per_read: int
+    smallest_bytes: int
+    limit_note: str = ""
+
+    @property
+    def batches_per_read(self) -> int:
+        """Whole batches in one read; 1 where a batch is one read or several."""
+        return max(1, self.rows_per_read // self.batch_rows)
+
+    @property
+    def reads_per_batch(self) -> int:
+        return -(-self.batch_rows // self.rows_per_read)
+
+    @property
+    def planned_bytes(self) -> int:
+        return sum(self.holders.values())
+
+    def __str__(self) -> str:
+        rows = [(holder, format_size(bytes_), self._explain(holder)) for holder, bytes_ in self.holders.items()]
+        rows.append(("planned", format_size(self.planned_bytes), ""))
+        rows.append(("budget", format_size(self.limit_bytes), self.limit_note))
+        wide = max(len(holder) for holder, _, _ in rows)
+        return "\n".join(f"{holder:<{wide}}  {size:>9}  {why}".rstrip() for holder, size, why in rows)
+
+    def _explain(self, holder: str) -> str:
+        if holder == "batches":
+            return f"{self.slots} of {self.batch_rows} rows, {format_size(self.batch_bytes)} each"
+        if holder == "reading":
+            share = f"{self.batches_per_read} batches" if self.batches_per_read > 1 else f"{self.rows_per_read} rows"
+            return f"{self.threads} threads, {share} a read"
+        return ""
+
+
+def make_plan(request: Request) -> Plan:
+    """Decide; raise ``BudgetExceeded`` if nothing fits."""
+    batch_bytes = slot_bytes(request.fields, request.batch_rows)
+    rows_per_read = _rows_per_read(request)
+    smallest = _holders(request, batch_bytes, slots=2 + request.spare_slots, threads=1, rows_per_read=1)
+    smallest_bytes = sum(smallest.values())
+    if smallest_bytes > request.limit_bytes:
+        raise BudgetExceeded(_refusal(request, smallest, batch_bytes))
+
+    def fits(slots: int, threads: int, rows_per_read: int) -> bool:
+        holders = _holders(request, batch_bytes, slots=slots, threads=threads, rows_per_read=rows_per_read)
+        return sum(holders.values()) <= request.limit_bytes
+
+    while rows_per_read > 1 and not fits(_least_slots(request, rows_per_read), 1, rows_per_read):
+        rows_per_read = max(1, rows_per_read // 2)
+    rows_per_read = _whole_share(rows_per_read, request.batch_rows)
+    least = _least_slots(request, rows_per_read)
+    threads = next(t for t in range(request.threads, 0, -1) if t == 1 or fits(least, t, rows_per_read))
+    in_flight = -(-threads * rows_per_read // request.batch_rows)
+    most = min(2 * in_flight + 2 + request.spare_slots, max(least, request.steps + 1))
+    slots = next(s for s in range(max(most, least), 0, -1) if s == least or fits(s, threads, rows_per_read))
+
+    ledger = MemoryBudget(request.limit_bytes)
+    holders = _holders(request, batch_bytes, slots=slots, threads=threads, rows_per_read=rows_per_read)
+    for holder, bytes_ in holders.items():
+        ledger.reserve(holder, bytes_)
+    return Plan(
+        request.limit_bytes, ledger.holders, request.batch_rows, batch_bytes, slots, threads, rows_per_read,
+        smallest_bytes, request.limit_note,
+    )  # fmt: skip
+
+
+def _rows_per_read(request: Request) -> int:
+    """Rows worth a read of their own, as a share of a batch or a number of whole batches."""
+    wanted = max(1, READ_BYTES // max(1, row_bytes(request.fields)))
+    most = request.batch_rows * max(1, min(MOST_BATCHES_PER_READ, request.steps // (2 * request.threads)))
+    return _whole_share(min(wanted, most), request.batch_rows)
+
+
+def _whole_share(rows: int, batch_rows: int) -> int:
+    """Rounded so that reads divide a batch evenly, or batches a read."""
+    if rows >= batch_rows:
+        return rows // batch_rows * batch_rows
+    return -(-batch_rows // -(-batch_rows // rows))
+
+
+def _least_slots(request: Request, rows_per_read: int) -> int:
+    """One batch in the caller's hands, and those that one read fills."""
+    return 1 + max(1, rows_per_read // request.batch_rows) + request.spare_slots
+
+
+def _holders(request: Request, batch_bytes: int, *, slots: int, threads: int, rows_per_read: int) -> dict[str, int]:
+    return {
+        "batches": slots * batch_bytes,
+        "reading": threads * (request.scratch_bytes(rows_per_read) + THREAD_BYTES),
+        "index": request.index_bytes,
+        **request.others,
+        "base": BASE_BYTES,
+    }
+
+
+def _refusal(request: Request, smallest: Mapping[str, int], batch_bytes: int) -> str:
+    needed = sum(smallest.values())
+    costliest = max(smallest, key=lambda holder: smallest[holder])
+    field, spec = max(request.fields.items(), key=lambda item: item[1].row_bytes)
+    told = ", ".join(f"{holder} {format_size(bytes_)}" for holder, bytes_ in smallest.items() if bytes_)
+    return (
+        f"memory={format_size(request.limit_bytes)} is too little: the smallest that works is {format_size(needed)} "
+        f"({needed:,} bytes: {told}). Most goes to {costliest}: a batch of {request.batch_rows} rows takes "
+        f"{format_size(batch_bytes)}, of which {format_size(request.batch_rows * spec.row_bytes)} is {field!r} "
+        f"({spec}). Raise memory, or lower batch_size, or leave fields out with columns"
+    )

@@ -1,0 +1,115 @@
+"""The only module that imports torch: tensors, pinned slots, device copies, ranks."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.errors import ConfigError
+from penstock.spec import Cast
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's place among those that train together; alone if torch.distributed was not started."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """The same memory as tensors, which keep it lent for as long as they or views of them live."""
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def find_device(name: Any) -> torch.device | None:
+    """The device to copy to; None for the CPU, where nothing is copied."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device={name!r}: {str(error).splitlines()[0]}") from None
+    if device.type == "cpu":
+        return None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name!r}: this torch finds no CUDA device; use device=None for CPU tensors")
+    return device
+
+
+def torch_dtype(dtype: np.dtype) -> torch.dtype:
+    """``numpy.float32 -> torch.float32``."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+class DeviceCopies:
+    """Batches on their way to a device, each slot held until its copy is done.
+
+    On CUDA the copies run on a stream of their own, from pinned memory, beside the training step; conversions run on
+    the device after the copy, so that the bus carries the data as stored. A slot must not be filled again before the
+    event behind its copy: reusing it when the tensor died corrupted every batch of a trial.
+    """
+
+    IN_FLIGHT = 2
+
+    def __init__(self, device: torch.device, casts: Mapping[str, Cast]) -> None:
+        self.device = device
+        self._casts = dict(casts)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._in_flight: deque[tuple[torch.cuda.Event, Mapping[str, np.ndarray]]] = deque()
+
+    def start(self, arrays: Mapping[str, np.ndarray]) -> Callable[[], dict[str, torch.Tensor]]:
+        """Begin to copy a batch; the returned function hands the tensors over, in order with the caller's stream."""
+        if self._stream is None:
+            moved = {name: self._move(name, array) for name, array in arrays.items()}
+            return lambda: moved
+        self._release()
+        with torch.cuda.stream(self._stream):
+            moved = {name: self._move(name, array) for name, array in arrays.items()}
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        self._in_flight.append((done, arrays))
+
+        def hand_over() -> dict[str, torch.Tensor]:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(done)
+            for tensor in moved.values():
+                tensor.record_stream(current)
+            return moved
+
+        return hand_over
+
+    def finish(self) -> None:
+        """Wait for every copy, so that no slot is read from any more."""
+        while self._in_flight:
+            self._in_flight.popleft()[0].synchronize()
+
+    def _release(self) -> None:
+        while self._in_flight and (len(self._in_flight) >= self.IN_FLIGHT or self._in_flight[0][0].query()):
+            self._in_flight.popleft()[0].synchronize()
+
+    def _move(self, name: str, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array).to(self.device, non_blocking=self._stream is not None)
+        cast = self._casts.get(name)
+        if cast is not None:
+            tensor = tensor.to(torch_dtype(cast.dtype))
+            if cast.scale != 1:
+                tensor = tensor.mul_(cast.scale)
+            if cast.offset != 0:
+                tensor = tensor.add_(cast.offset)
+        return tensor
+
+
+def pin(block: np.ndarray) -> Callable[[], None]:
+    """Lock a block of memory in place for device copies; returns what unlocks it.
+
+    The block stays ours: torch's own pinned allocator rounds up to a power of two, which no budget foresees.
+    """
+    runtime: Any = torch.cuda.cudart()
+    address = block.ctypes.data
+    failed = int(runtime.cudaHostRegister(address, block.nbytes, 0))
+    if failed:
+        raise ConfigError(
+            f"pinning {block.nbytes:,} bytes failed (CUDA error {failed}): the system's limit of locked memory may be "
+            f"lower; use device=None and copy batches yourself, or a smaller memory="
+        )
+    return lambda: runtime.cudaHostUnregister(address)

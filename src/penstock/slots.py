@@ -1,0 +1,136 @@
+"""Memory for batches: taken once, lent with a batch, back when the last array of it dies.
+
+A slot holds one batch. The planned slots lie in one block, field by field, so that a read may fill several of them at
+once. A loan is an object that the lent arrays (and tensors made of them, and views of those) keep alive; when the last
+of them dies, the slot is free again.
+
+A caller who keeps batches keeps their memory: ``ensure`` then adds slots beyond the plan, so that the loader goes on,
+and gives them back to the system when they return unneeded. Never a hang, never an overwritten batch.
+
+Finalizers may run at any moment, in any thread, inside any lock. So a returning slot touches only ``set.discard``,
+``dict.pop`` and ``SimpleQueue.put``, which are atomic and reentrant.
+"""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import numpy as np
+
+from penstock.memory import aligned, buffer
+from penstock.spec import Fields
+
+Pin = Callable[[np.ndarray], Callable[[], None]]
+"""Locks a block of memory for device copies; returns what unlocks it."""
+
+
+def slot_bytes(fields: Fields, rows: int) -> int:
+    """What one batch of so many rows occupies."""
+    return sum(aligned(rows * spec.row_bytes) for spec in fields.values())
+
+
+class Slots:
+    """``count`` buffers of ``rows`` rows."""
+
+    def __init__(self, fields: Fields, rows: int, count: int, pin: Pin | None = None) -> None:
+        self.fields, self.rows, self.planned = fields, rows, count
+        self.free: SimpleQueue[int | None] = SimpleQueue()
+        """Numbers of free slots. None is no slot, only a nudge to whoever waits."""
+        self.added_peak = 0
+        """The most slots that were in use beyond the plan at once."""
+        self._pin = pin
+        self._unpin: list[Callable[[], None]] = []
+        self._arenas: dict[int, _Arena] = {}
+        self._lent: set[int] = set()
+        self._next_number = 0
+        self._add(count)
+
+    @property
+    def lent(self) -> int:
+        """Slots in the caller's hands."""
+        return len(self._lent)
+
+    @property
+    def count(self) -> int:
+        return len(self._arenas)
+
+    def ensure(self, available: int) -> bool:
+        """Add slots until so many are not in the caller's hands; whether any had to be added."""
+        added = False
+        while self.count - self.lent < available:
+            self._add(1)
+            added = True
+        self.added_peak = max(self.added_peak, self.count - self.planned)
+        return added
+
+    def memory(self, number: int) -> tuple[dict[str, np.ndarray], int]:
+        """The arrays that hold a slot, and the row of them at which it begins."""
+        arena = self._arenas[number]
+        return arena.arrays, (number - arena.first_slot) * self.rows
+
+    def lend(self, number: int, rows: int) -> dict[str, np.ndarray]:
+        """The first rows of a slot, as arrays whose death returns it."""
+        arrays, begin = self.memory(number)
+        self._lent.add(number)
+        loan = _Loan(self, number)
+        return {name: np.asarray(_Lent(array[begin : begin + rows], loan)) for name, array in arrays.items()}
+
+    def give_back(self, number: int) -> None:
+        """A slot returns: for the next read, or to the system if it was added beyond need."""
+        self._lent.discard(number)
+        if number >= self.planned and self.count - self.lent > self.planned:
+            self._arenas.pop(number, None)
+        else:
+            self.free.put(number)
+
+    def close(self) -> None:
+        """Let go of the memory that is not lent; what is lent goes with its last array."""
+        for unpin in self._unpin:
+            unpin()
+        self._unpin.clear()
+        self._arenas.clear()
+
+    def _add(self, count: int) -> None:
+        arena = _Arena(self.fields, self.rows, count, self._next_number)
+        if self._pin and self._next_number == 0:  # only what is planned stays long enough to be worth locking
+            self._unpin.append(self._pin(arena.block))
+        for number in range(self._next_number, self._next_number + count):
+            self._arenas[number] = arena
+            self.free.put(number)
+        self._next_number += count
+
+
+class _Arena:
+    """One block of memory for several slots, field by field."""
+
+    def __init__(self, fields: Fields, rows: int, count: int, first_slot: int) -> None:
+        self.first_slot = first_slot
+        sizes = {name: count * rows * spec.row_bytes for name, spec in fields.items()}
+        self.block = buffer(sum(aligned(size) for size in sizes.values()))
+        self.arrays: dict[str, np.ndarray] = {}
+        begin = 0
+        for name, spec in fields.items():
+            values = self.block[begin : begin + sizes[name]].view(spec.dtype)
+            self.arrays[name] = values.reshape(count * rows, *spec.shape)
+            begin += aligned(sizes[name])
+
+
+class _Loan:
+    """Alive for as long as any array of a lent batch is."""
+
+    __slots__ = ("number", "slots")
+
+    def __init__(self, slots: Slots, number: int) -> None:
+        self.slots, self.number = slots, number
+
+    def __del__(self) -> None:
+        self.slots.give_back(self.number)
+
+
+class _Lent:
+    """What numpy takes for the owner of a lent array's memory."""
+
+    __slots__ = ("__array_interface__", "array", "loan")
+
+    def __init__(self, array: np.ndarray, loan: _Loan) -> None:
+        self.array, self.loan = array, loan
+        self.__array_interface__ = array.__array_interface__

@@ -1,0 +1,66 @@
+"""What one field of one sample looks like, and where a sample came from: frozen values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """Dtype and shape of one field of one sample, as it is delivered (always in native byte order)."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype).newbyteorder("="))
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of this field in one sample."""
+        return self.dtype.itemsize * prod(self.shape)
+
+    def empty(self, rows: int) -> np.ndarray:
+        """Uninitialised memory for so many samples."""
+        return np.empty((rows, *self.shape), self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
+
+
+Fields = Mapping[str, FieldSpec]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where one sample lies: the file, and the place in it (``betas[12]``, a tar key …)."""
+
+    url: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.url}: {self.key}" if self.url else self.key
+
+
+@dataclass(frozen=True)
+class Cast:
+    """An element-wise conversion declared by the caller: ``value.astype(dtype) * scale + offset``.
+
+    Declared, not performed: the loader runs it on the way into the batch, or on the device after the copy.
+    """
+
+    dtype: np.dtype
+    scale: float = 1.0
+    offset: float = 0.0
+
+    def then(self, later: "Cast") -> "Cast":
+        """This cast followed by another, as one."""
+        return Cast(later.dtype, self.scale * later.scale, self.offset * later.scale + later.offset)
+
+
+def row_bytes(fields: Fields) -> int:
+    """Bytes of one sample."""
+    return sum(spec.row_bytes for spec in fields.values())

@@ -1,0 +1,106 @@
+"""Where the time went: measured while a loader runs, told in one sentence."""
+
+import time
+from dataclasses import dataclass
+
+from penstock.machine import held_bytes
+from penstock.sizes import format_size
+
+# How often memory is looked at; a look costs some 20 microseconds.
+MEMORY_EVERY_S = 0.02
+
+# Below this share of waiting there is nothing to gain from a faster loader.
+NEGLIGIBLE_WAIT = 0.05
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a loader did in its current or latest epoch."""
+
+    epoch: int
+    batches: int
+    samples: int
+    bytes: int
+    seconds: float
+    """From the start of the epoch to the latest batch."""
+    waited_for_data: float
+    """Seconds in which the training loop stood still for the loader."""
+    readers_busy: float
+    """Seconds of reading and decoding, summed over threads."""
+    readers_waited: float
+    """Seconds in which reading stood still for a free slot, that is, for the training loop."""
+    threads: int
+    peak_bytes: int
+    """The most this process held above what it held when the loader was made, the training loop's own included."""
+    budget_bytes: int
+    kept_batches: int
+    """The most batches kept by the caller at once beyond those planned for."""
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of the time in which the training loop waited for data."""
+        return min(1.0, self.waited_for_data / self.seconds) if self.seconds else 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """What holds this epoch up, in one sentence."""
+        if not self.batches:
+            return "nothing was read yet"
+        waiting = self.waiting_share
+        if waiting < NEGLIGIBLE_WAIT:
+            return (
+                f"your training step takes {1 - waiting:.0%} of the time: data were ready when it asked, and there is "
+                f"nothing to gain here"
+            )
+        busy = min(1.0, self.readers_busy / (self.seconds * self.threads))
+        if busy > 0.7:
+            return (
+                f"the training step waits {waiting:.0%} of the time for reading and decoding, whose {self.threads} "
+                f"threads are {busy:.0%} busy: faster storage or codec, fewer fields or more cores would help"
+            )
+        return (
+            f"the training step waits {waiting:.0%} of the time while the {self.threads} reading threads are only "
+            f"{busy:.0%} busy: a larger memory budget would let them run further ahead"
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"epoch {self.epoch}: {self.samples:,} samples in {self.seconds:.2f} s, {self.samples_per_s:,.0f} "
+            f"samples/s, {format_size(self.bytes_per_s)}/s; peak memory {format_size(self.peak_bytes)} of "
+            f"{format_size(self.budget_bytes)}; {self.bottleneck}"
+        )
+
+
+class Meter:
+    """Counts on the caller's side of one epoch."""
+
+    def __init__(self, held_before: int) -> None:
+        self.began = self.latest = time.perf_counter()
+        self.batches = self.samples = self.bytes = 0
+        self.waited = 0.0
+        self.peak_bytes = 0
+        self._held_before = held_before
+        self._next_look = 0.0
+
+    def count(self, samples: int, bytes_: int, waited: float) -> None:
+        """One batch was delivered after ``waited`` seconds."""
+        self.latest = time.perf_counter()
+        self.batches += 1
+        self.samples += samples
+        self.bytes += bytes_
+        self.waited += waited
+        if self.latest >= self._next_look:
+            self.look()
+
+    def look(self) -> None:
+        """Take note of the memory held now."""
+        self._next_look = self.latest + MEMORY_EVERY_S
+        self.peak_bytes = max(self.peak_bytes, held_bytes() - self._held_before)
