@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, DecodeFailed
 from penstock.extents import CodecId
-from penstock.memory import borrow
+from penstock.memory import aligned, borrow
 from penstock.spec import Cast
 
 # Elements converted at a time: source and target pieces stay in a core's cache between the passes over them.
@@ -101,6 +101,6 @@ def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
         np.add(target, target.dtype.type(cast.offset), out=target)
 
 
-def convert_scratch_bytes(elements: int) -> int:
-    """What ``convert`` may borrow for so many elements."""
-    return 4 * min(elements, BLOCK_ELEMENTS) + 64
+def convert_scratch_bytes(elements: int, cast: Cast) -> int:
+    """What ``convert`` borrows for so many elements: nothing, but for half precision."""
+    return aligned(4 * min(elements, BLOCK_ELEMENTS)) if cast.dtype == np.float16 else 0

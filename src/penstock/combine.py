@@ -324,10 +324,13 @@ class Converted(Wrapper):
 
     def scratch_bytes(self, rows: int) -> int:
         group = min(rows, self.group)
-        largest = max(aligned(group * self.store.fields[name].row_bytes) for name in self.casts)
-        ready = max(aligned(group * self.fields[name].row_bytes) for name in self.casts)
-        own = largest + ready + convert_scratch_bytes(largest)
+        own = max(self._own_scratch(name, group) for name in self.casts)
         return max(own + self.store.scratch_bytes(group), self.store.scratch_bytes(rows))
+
+    def _own_scratch(self, name: str, rows: int) -> int:
+        raw, ready = rows * self.store.fields[name].row_bytes, rows * self.fields[name].row_bytes
+        cast = self.casts[name]
+        return aligned(raw) + aligned(ready) + convert_scratch_bytes(ready // cast.dtype.itemsize, cast)
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         plain = {name: target for name, target in out.items() if name not in self.casts}

@@ -9,6 +9,7 @@ after ``close``. It pickles, and works after a fork.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
@@ -190,9 +191,12 @@ def _read_converted(handle: Handle, offset: int, array: Extents, target: np.ndar
             convert_piece(piece[: len(goal)], goal, cast)
 
 
-def _convert_bytes(array: Extents, elements: int) -> int:
-    pieces = aligned(array.stored.itemsize * min(elements, BLOCK_ELEMENTS))
-    return pieces + convert_scratch_bytes(elements)
+def _convert_bytes(array: Extents, rows: int, cast: Cast | None) -> int:
+    """What converting so many rows on the way borrows."""
+    if cast is None:
+        return 0
+    elements = rows * prod(array.shape)
+    return aligned(array.stored.itemsize * min(elements, BLOCK_ELEMENTS)) + convert_scratch_bytes(elements, cast)
 
 
 class _RangeReader:
@@ -202,7 +206,7 @@ class _RangeReader:
         self.array, self.files, self.cast, self.spec = array, files, cast, _delivered(array, cast)
 
     def scratch_bytes(self, rows: int) -> int:
-        return _convert_bytes(self.array, rows * self.array.row_bytes) if self.cast else 0
+        return _convert_bytes(self.array, rows, self.cast)
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         array, runs = self.array, coalesce.neighbours(rows, at)
@@ -226,7 +230,9 @@ class _GatherReader:
     def scratch_bytes(self, rows: int) -> int:
         group = min(rows, self.group)
         raw, ready = aligned(group * self.array.row_bytes), aligned(group * self.spec.row_bytes)
-        return raw + (ready + convert_scratch_bytes(ready) if self.cast else 0)
+        if self.cast is None:
+            return raw
+        return raw + ready + convert_scratch_bytes(group * prod(self.array.shape), self.cast)
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         array = self.array
@@ -264,7 +270,7 @@ class _ChunkReader:
 
     def scratch_bytes(self, rows: int) -> int:
         row = aligned(self.array.row_bytes)
-        convert_bytes = _convert_bytes(self.array, self.array.row_bytes) if self.cast else 0
+        convert_bytes = _convert_bytes(self.array, 1, self.cast)
         if not self.decoders:
             return convert_bytes
         last_in_scratch = 1 if self.cast and not isinstance(self.decoders[-1], Unshuffle) else 0

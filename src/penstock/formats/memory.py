@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from penstock.errors import ConfigError, SchemaMismatch
-from penstock.memory import borrow
+from penstock.memory import aligned, borrow
 from penstock.spec import Fields, FieldSpec, Origin
 from penstock.store import Out, check_rows, consecutive, digest
 
@@ -39,7 +39,7 @@ class MemoryStore:
         return digest("memory", *((n, str(a.dtype), a.shape, _sum(a)) for n, a in self.arrays.items()))
 
     def scratch_bytes(self, rows: int) -> int:
-        return max(rows * spec.row_bytes for spec in self.fields.values())
+        return max(aligned(rows * spec.row_bytes) for spec in self.fields.values())
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         check_rows(rows, self)

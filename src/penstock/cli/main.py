@@ -1,0 +1,50 @@
+"""``penstock <command>``: finds the command, runs it, and turns what went wrong into one line and an exit code.
+
+A command is a module of this package, listed in ``COMMANDS``, with two functions: ``add_arguments(parser)`` and
+``run(args) -> int``, the exit code. Only the command that was asked for is imported, so that ``--help`` stays quick.
+
+Exit codes: 0 done; 1 the command itself found something wrong; 2 it could not be done as asked; 130 interrupted.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+import penstock
+from penstock.errors import PenstockError
+
+COMMANDS = {
+    "demo": "make a small dataset, train from it inside a memory budget, and compare with torch's DataLoader",
+}
+
+UNDOABLE = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; ``argv`` is ``sys.argv[1:]`` unless given."""
+    given = sys.argv[1:] if argv is None else list(argv)
+    args = _parser(given).parse_args(given)
+    try:
+        return int(importlib.import_module(f"penstock.cli.{args.command}").run(args))
+    except PenstockError as error:
+        print(f"penstock {args.command}: {error}", file=sys.stderr)
+        return UNDOABLE
+    except KeyboardInterrupt:
+        print(f"\npenstock {args.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """The whole parser, with the arguments of the one command that is named in ``given``."""
+    parser = argparse.ArgumentParser(prog="penstock", description=penstock.__doc__)
+    parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for name, purpose in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=purpose, description=purpose, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        if name in given:
+            importlib.import_module(f"penstock.cli.{name}").add_arguments(command)
+    return parser

@@ -1,0 +1,47 @@
+"""Stopping and going on must be invisible in the data."""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from penstock.loader import Loader
+
+
+def check_resume(make_loader: Callable[[], Loader], *, stops: Sequence[int] | None = None, epochs: int = 2) -> None:
+    """Check that a loader resumed after any batch delivers exactly what the uninterrupted one would.
+
+    ``make_loader`` makes the same loader each time; ``stops`` are the batches to stop after (all, by default).
+    """
+    whole = _run(make_loader(), epochs)
+    per_epoch = len(make_loader())
+    for stop in range(per_epoch + 1) if stops is None else stops:
+        first = make_loader()
+        before = [_copied(batch) for batch in islice(iter(first), stop)]
+        state = json.loads(json.dumps(first.state_dict()))
+        first.close()
+        second = make_loader()
+        second.load_state_dict(state)
+        # A position at the very end of an epoch is the beginning of the next.
+        after = _run(second, epochs if stop < per_epoch else epochs - 1)
+        _compare(before + after, whole, stop)
+
+
+def _run(loader: Loader, epochs: int) -> list[Any]:
+    with loader:
+        return [_copied(batch) for _ in range(epochs) for batch in loader]
+
+
+def _copied(batch: Any) -> list[Any]:
+    values = batch.values() if isinstance(batch, dict) else batch
+    return [list(each) if isinstance(each, list) else np.asarray(each).copy() for each in values]
+
+
+def _compare(got: list[Any], want: list[Any], stop: int) -> None:
+    assert len(got) == len(want), f"stopped after batch {stop}: {len(got)} batches in all, expected {len(want)}"
+    for number, (one, other) in enumerate(zip(got, want, strict=True)):
+        for mine, theirs in zip(one, other, strict=True):
+            same = mine == theirs if isinstance(mine, list) else np.array_equal(mine, theirs, equal_nan=True)
+            assert same, f"stopped after batch {stop}: batch {number} differs from the uninterrupted run"

@@ -1,0 +1,165 @@
+"""The conformance suite: what every store must do, whatever it reads."""
+
+import os
+import pickle  # the store must survive torch's spawned workers, which are sent it this way
+import sys
+import threading
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from penstock import memory
+from penstock.errors import OutOfRange
+from penstock.spec import Origin
+from penstock.store import Store
+
+Values = Mapping[str, np.ndarray]
+THREADS = 8
+ROUNDS_PER_THREAD = 5
+
+
+def check_store(open_store: Callable[[], Store], expected: Values, *, seed: int = 0) -> None:
+    """Check that a store keeps the protocol's promises and holds exactly ``expected``, one array a field.
+
+    ``open_store`` is called several times; ``seed`` varies the rows that are tried.
+    """
+    rng = np.random.default_rng(seed)
+    store = open_store()
+    _check_face(store, expected)
+    _check_reads(store, expected, rng)
+    _check_scratch(store, rng)
+    _check_refusals(store)
+    _check_names(store)
+    _check_threads(store, expected, seed)
+    store.close()
+    _check_reads(store, expected, rng)
+    assert open_store().fingerprint == store.fingerprint, "the fingerprint of the same data must stay the same"
+    _check_reads(pickle.loads(pickle.dumps(store)), expected, rng)  # noqa: S301
+    _check_fork(store, expected, rng)
+    store.close()
+    store.close()
+
+
+def _check_face(store: Store, expected: Values) -> None:
+    assert isinstance(store, Store), f"{type(store).__name__} lacks part of the Store protocol"
+    assert list(store.fields) == list(expected), f"fields {list(store.fields)}, expected {list(expected)}"
+    for name, values in expected.items():
+        assert len(store) == len(values), f"{len(store)} rows, expected {len(values)}"
+        spec = store.fields[name]
+        assert (spec.dtype, spec.shape) == (values.dtype, values.shape[1:]), f"{name}: {spec}, expected {values.dtype}"
+        assert spec.dtype.isnative, f"{name}: delivered dtypes are native, {spec.dtype} is not"
+    if store.blocks is not None:
+        assert store.blocks[0] == 0, "blocks must begin with row 0"
+        assert (np.diff(store.blocks) > 0).all(), "blocks must ascend"
+        assert store.blocks[-1] < len(store), "blocks must stay below the number of rows"
+
+
+def _selections(length: int, rng: np.random.Generator) -> list[np.ndarray]:
+    few = min(length, 5)
+    return [
+        np.arange(length),
+        np.arange(length)[::-1].copy(),
+        rng.permutation(length)[:few],
+        rng.integers(0, length, 2 * few),
+        np.array([length - 1]),
+        np.array([], np.int64),
+    ]
+
+
+def _check_reads(store: Store, expected: Values, rng: np.random.Generator) -> None:
+    for rows in _selections(len(store), rng):
+        places = len(rows) + 3
+        for at in (np.arange(len(rows)) + 2, rng.permutation(places)[: len(rows)]):
+            _check_read(store, expected, rows, at, places)
+    one = next(iter(expected))
+    _check_read(store, {one: expected[one]}, np.array([0]), np.array([0]), 1)
+    store.read_into(np.array([0]), np.array([0]), {})
+
+
+def _check_read(store: Store, expected: Values, rows: np.ndarray, at: np.ndarray, places: int) -> None:
+    """Right values at the places named, and every other place left alone."""
+    out = {name: _marked(values, places) for name, values in expected.items()}
+    store.read_into(rows, at, out)
+    for name, values in expected.items():
+        want = _marked(values, places)
+        want[at] = values[rows]
+        assert out[name].tobytes() == want.tobytes(), (
+            f"{type(store).__name__}: field {name!r} differs for rows {rows.tolist()[:10]} at places {at.tolist()[:10]}"
+        )
+
+
+def _marked(like: np.ndarray, places: int) -> np.ndarray:
+    """Memory in which an untouched place can be told from any that was written."""
+    out = np.empty((places, *like.shape[1:]), like.dtype)
+    out.reshape(-1).view(np.uint8)[:] = 0xA5
+    return out
+
+
+def _check_scratch(store: Store, rng: np.random.Generator) -> None:
+    """No read may borrow more than was declared for it."""
+    for rows in (1, min(3, len(store)), len(store)):
+        out = {name: spec.empty(rows) for name, spec in store.fields.items()}
+        declared = store.scratch_bytes(rows)
+        for at in (np.arange(rows), rng.permutation(rows)):
+            memory.prepare(declared)
+            try:
+                store.read_into(rng.integers(0, len(store), rows), at, out)
+                over = memory.overflow_bytes()
+            finally:
+                memory.release()
+            assert over == 0, f"scratch_bytes({rows}) declares {declared:,} bytes, but a read borrowed {over:,} more"
+
+
+def _check_refusals(store: Store) -> None:
+    out = {name: spec.empty(1) for name, spec in store.fields.items()}
+    for row in (-1, len(store), len(store) + 10**9):
+        try:
+            store.read_into(np.array([row]), np.array([0]), out)
+        except OutOfRange:
+            continue
+        raise AssertionError(f"row {row} of {len(store)} must raise OutOfRange")
+
+
+def _check_names(store: Store) -> None:
+    places = [store.origin(row) for row in range(min(len(store), 50))]
+    assert all(isinstance(place, Origin) for place in places), "origin must return an Origin"
+    assert len(set(places)) == len(places), "two rows must not have the same origin"
+
+
+def _check_threads(store: Store, expected: Values, seed: int) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        rng = np.random.default_rng([seed, number])
+        try:
+            for _ in range(ROUNDS_PER_THREAD):
+                rows = rng.integers(0, len(store), 4)
+                _check_read(store, expected, rows, rng.permutation(6)[:4], 6)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise AssertionError(f"{len(failures)} of {THREADS} threads failed; the first: {failures[0]!r}") from failures[
+            0
+        ]
+
+
+def _check_fork(store: Store, expected: Values, rng: np.random.Generator) -> None:
+    """A store that was read from works in a forked child, and in the parent afterwards."""
+    if sys.platform != "linux":
+        return
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _check_reads(store, expected, rng)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "reading in a forked child failed"
+    _check_reads(store, expected, rng)

@@ -1,0 +1,56 @@
+"""Runs two shuffled epochs in a process of its own and prints what they held, sampled every 5 ms from before ``open``.
+
+python child.py '{"betas": …, "stimuli": …, "batch_size": 8, "memory": null, "threads": 2}'
+
+``memory`` null takes the smallest budget that is accepted.
+"""
+
+import json
+import sys
+
+import h5py  # noqa: F401  # libraries are loaded before the first look, as in a program that trains
+import numpy as np
+import torch
+
+import penstock as ps
+from penstock.errors import BudgetExceeded
+from penstock.measure import MemoryWatch
+
+
+def joined(job: dict) -> ps.Dataset:
+    betas = ps.open(job["betas"]).cast("betas", "float32", scale=1 / 300)
+    stimuli = ps.open(job["stimuli"])
+    rows = np.random.default_rng(0).integers(0, len(stimuli), len(betas))
+    return ps.join(voxels=betas, images=(stimuli, rows), coco=rows)
+
+
+def smallest(job: dict) -> int:
+    """The smallest budget that is accepted, as the refusal of one byte names it."""
+    try:
+        ps.Loader(joined(job), batch_size=job["batch_size"], memory=1, threads=job["threads"])
+    except BudgetExceeded as error:
+        return int(str(error).split("(")[1].split(" bytes")[0].replace(",", ""))
+    raise AssertionError("a budget of one byte was accepted")
+
+
+def main(job: dict) -> None:
+    torch.zeros(1000).sum()
+    limit = job["memory"] or smallest(job)
+    with MemoryWatch() as watch:
+        loader = ps.Loader(
+            joined(job), batch_size=job["batch_size"], memory=limit, threads=job["threads"], shuffle=True,
+            columns=("voxels", "images", "coco"),
+        )  # fmt: skip
+        total = 0.0
+        for _ in range(2):
+            for voxels, images, coco in loader:
+                total += float(voxels[0, 0, 0, 0]) + float(images[-1, 0, 0, 0]) + float(coco[0])
+    plan = loader.plan
+    print(json.dumps({
+        "limit": loader.plan.limit_bytes, "peak": watch.peak_bytes, "planned": plan.planned_bytes, "samples": watch.samples,
+        "batch": plan.batch_bytes, "threads": plan.threads, "slots": plan.slots, "reading": plan.holders["reading"],
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
