@@ -27,12 +27,11 @@ BENCHMARKS: dict[str, Callable[[Path], list[Contestant]]] = {
 def table(results: list[Result]) -> str:
     """Markdown, with each rate as a ratio to the best of the others."""
     best = max(result.rate for result in results if not result.label.startswith("penstock"))
-    lines = ["| | samples/s | × the best other | peak memory | runs |", "|---|---:|---:|---:|---|"]
+    lines = ["| | samples/s | times the best other | peak memory | runs |", "|---|---:|---:|---:|---|"]
     for result in results:
         runs = ", ".join(f"{rate:,.0f}" for rate in result.rates)
-        lines.append(
-            f"| {result.label} | {result.rate:,.0f} | {result.rate / best:.2f} | {format_size(result.peak_bytes)} | {runs} |"
-        )
+        peak = format_size(result.peak_bytes)
+        lines.append(f"| {result.label} | {result.rate:,.0f} | {result.rate / best:.2f} | {peak} | {runs} |")
     return "\n".join(lines)
 
 

@@ -186,7 +186,7 @@ class Concat:
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         check_rows(rows, self)
         which = np.searchsorted(self.starts, rows, side="right") - 1
-        for part in np.unique(which):
+        for part in sorted(set(which.tolist())):
             here = which == part
             self.stores[part].read_into(rows[here] - self.starts[part], at[here], out)
 

@@ -7,12 +7,13 @@ Rules:
    cannot deadlock.
 2. Never more than ``max_open`` descriptors are open; with 0, each request opens and closes its own.
 3. Handles are never shared across a fork: the child closes what it inherited and opens its own.
-4. A file is identified when it is parsed and checked at every loan. Another size or time is an error, not other data.
+4. A file is identified when it is parsed and checked when it is lent. Another size or time is an error, not other data.
 """
 
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ from penstock.extents import FileId
 
 # Enough for a handle a session and a thread, far below any system's limit of 256 (macOS) or 1024 (Linux).
 MAX_OPEN_FILES = 64
+
+# How long a look at a file's size and time holds good. Looking costs microseconds, and a switch of threads.
+CHECK_EVERY_S = 0.02
 
 _BINARY = getattr(os, "O_BINARY", 0)
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
@@ -77,9 +81,9 @@ class Files:
     @contextmanager
     def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
         """A handle of this file (or a mapping of it, where rows are too small for a system call each)."""
-        check_unchanged(file)
         handle = self._take(file, mapped)
         try:
+            handle.check()
             yield handle
         finally:
             with self._changed:
@@ -123,9 +127,12 @@ class Handle:
         self.file = file
         self.users = 0
         self.bytes = np.empty(0, np.uint8)
+        self._checked = -CHECK_EVERY_S
         self._seek = threading.Lock()
         try:
             self.descriptor = os.open(file.path, os.O_RDONLY | _BINARY | _CLOEXEC)
+        except FileNotFoundError:
+            raise Missing(f"{file.path}: the file was there when the dataset was opened, and is gone") from None
         except OSError as error:
             raise Unavailable(f"{file.path}: cannot be opened ({error.strerror})") from error
         if mapped:  # a mapping keeps a descriptor of its own, so this one goes
@@ -134,6 +141,16 @@ class Handle:
             finally:
                 os.close(self.descriptor)
                 self.descriptor = -1
+
+    def check(self) -> None:
+        """Refuse a file that was changed or replaced, unless that was looked at a moment ago.
+
+        A mapping is always looked at: where a mapped file is cut short, the system ends the process.
+        """
+        now = time.monotonic()
+        if len(self.bytes) or now - self._checked >= CHECK_EVERY_S:
+            check_unchanged(self.file)
+            self._checked = now
 
     def read_into(self, offset: int, target: np.ndarray) -> None:
         """Fill ``target`` (contiguous) from ``offset`` on; short reads go on, an early end is an error."""

@@ -211,7 +211,9 @@ class _Account:
             readers_busy=self.times.reading,
             readers_waited=self.times.waiting_for_slots,
             threads=self.plan.threads,
+            short_of_slots=self.plan.slots < self.plan.slots_wanted,
             peak_bytes=meter.peak_bytes,
+            planned_bytes=self.plan.planned_bytes,
             budget_bytes=self.plan.limit_bytes,
             kept_batches=self.slots.added_peak if self.slots else 0,
         )

@@ -17,9 +17,12 @@ from penstock.sizes import KiB, MiB, format_size
 from penstock.slots import slot_bytes
 from penstock.spec import Fields, row_bytes
 
-# A read should last long enough to hide the hand-over (about 50 microseconds) and be short enough to share the work on
-# one batch evenly. 2 MiB at memory speed is some 300 microseconds.
-READ_BYTES = 2 * MiB
+# A read should last long enough to hide the hand-over, some 50 microseconds: batches are put together up to 2 MiB
+# (300 microseconds at memory speed), beyond which they no longer stay in a core's cache until they are used.
+JOIN_BELOW_BYTES = 2 * MiB
+# A batch is split so that every thread has a part of it, but not into parts below 16 MiB where there are enough: with
+# many threads it is their meeting at the interpreter's lock that limits them (measured on 16 cores).
+SPLIT_ABOVE_BYTES = 16 * MiB
 
 # Measured: library code first touched (h5py, codecs), queues, the order's tables, allocator slack.
 BASE_BYTES = 5 * MiB
@@ -58,9 +61,12 @@ class Plan:
     batch_rows: int
     batch_bytes: int
     slots: int
+    slots_wanted: int
+    """How many slots would be used if memory allowed."""
     threads: int
     rows_per_read: int
     smallest_bytes: int
+    """The smallest budget that would do."""
     limit_note: str = ""
 
     @property
@@ -119,16 +125,18 @@ def make_plan(request: Request) -> Plan:
     for holder, bytes_ in holders.items():
         ledger.reserve(holder, bytes_)
     return Plan(
-        request.limit_bytes, ledger.holders, request.batch_rows, batch_bytes, slots, threads, rows_per_read,
+        request.limit_bytes, ledger.holders, request.batch_rows, batch_bytes, slots, most, threads, rows_per_read,
         smallest_bytes, request.limit_note,
     )  # fmt: skip
 
 
 def _rows_per_read(request: Request) -> int:
     """Rows worth a read of their own, as a share of a batch or a number of whole batches."""
-    wanted = max(1, READ_BYTES // max(1, row_bytes(request.fields)))
-    most = request.batch_rows * max(1, min(MOST_BATCHES_PER_READ, request.steps // (2 * request.threads)))
-    return _whole_share(min(wanted, most), request.batch_rows)
+    row, batch = max(1, row_bytes(request.fields)), request.batch_rows
+    if row * batch < JOIN_BELOW_BYTES:
+        together = min(JOIN_BELOW_BYTES // (row * batch), MOST_BATCHES_PER_READ, request.steps // (2 * request.threads))
+        return batch * max(1, together)
+    return _whole_share(min(-(-batch // request.threads), max(1, SPLIT_ABOVE_BYTES // row)), batch)
 
 
 def _whole_share(rows: int, batch_rows: int) -> int:

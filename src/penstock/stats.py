@@ -30,8 +30,12 @@ class Stats:
     readers_waited: float
     """Seconds in which reading stood still for a free slot, that is, for the training loop."""
     threads: int
+    short_of_slots: bool
+    """Whether a larger budget would let reading run further ahead."""
     peak_bytes: int
     """The most this process held above what it held when the loader was made, the training loop's own included."""
+    planned_bytes: int
+    """What the loader reserved for itself."""
     budget_bytes: int
     kept_batches: int
     """The most batches kept by the caller at once beyond those planned for."""
@@ -66,16 +70,22 @@ class Stats:
                 f"the training step waits {waiting:.0%} of the time for reading and decoding, whose {self.threads} "
                 f"threads are {busy:.0%} busy: faster storage or codec, fewer fields or more cores would help"
             )
+        way_out = (
+            "a larger memory budget would let them run further ahead"
+            if self.short_of_slots
+            else "reading keeps up on the whole, and the step asks for batches in bursts"
+        )
         return (
             f"the training step waits {waiting:.0%} of the time while the {self.threads} reading threads are only "
-            f"{busy:.0%} busy: a larger memory budget would let them run further ahead"
+            f"{busy:.0%} busy: {way_out}"
         )
 
     def __str__(self) -> str:
         return (
             f"epoch {self.epoch}: {self.samples:,} samples in {self.seconds:.2f} s, {self.samples_per_s:,.0f} "
-            f"samples/s, {format_size(self.bytes_per_s)}/s; peak memory {format_size(self.peak_bytes)} of "
-            f"{format_size(self.budget_bytes)}; {self.bottleneck}"
+            f"samples/s, {format_size(self.bytes_per_s)}/s; {format_size(self.planned_bytes)} of "
+            f"{format_size(self.budget_bytes)} reserved, the process grew by {format_size(self.peak_bytes)}; "
+            f"{self.bottleneck}"
         )
 
 

@@ -88,7 +88,9 @@ class Choosing(Protocol):
 
 def check_rows(rows: np.ndarray, store: Store) -> None:
     """Refuse rows that are not there; negative ones too, which numpy would take from the end."""
-    if len(rows) and (rows.min() < 0 or rows.max() >= len(store)):
+    if len(rows) and np.asarray(rows, np.int64).view(np.uint64).max() >= len(
+        store
+    ):  # as unsigned, a negative number is the largest
         bad = rows[(rows < 0) | (rows >= len(store))][0]
         raise OutOfRange(f"row {bad} is out of range: there are {len(store):,} rows, 0 to {len(store) - 1:,}")
 
@@ -209,11 +211,11 @@ class _RangeReader:
         return _convert_bytes(self.array, rows, self.cast)
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        array, runs = self.array, coalesce.neighbours(rows, at)
+        array = self.array
         with self.files.lend(array.file) as handle:
-            for first, count in zip(runs.firsts.tolist(), runs.counts.tolist(), strict=True):
-                offset = array.offset + int(rows[first]) * array.row_bytes
-                goal = target[int(at[first]) : int(at[first]) + count]
+            for first, place, count in coalesce.neighbours(rows, at):
+                offset = array.offset + first * array.row_bytes
+                goal = target[place : place + count]
                 if self.cast:
                     _read_converted(handle, offset, array, goal.reshape(-1), self.cast)
                 else:

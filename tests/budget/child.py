@@ -46,10 +46,14 @@ def main(job: dict) -> None:
             for voxels, images, coco in loader:
                 total += float(voxels[0, 0, 0, 0]) + float(images[-1, 0, 0, 0]) + float(coco[0])
     plan = loader.plan
-    print(json.dumps({
-        "limit": loader.plan.limit_bytes, "peak": watch.peak_bytes, "planned": plan.planned_bytes, "samples": watch.samples,
-        "batch": plan.batch_bytes, "threads": plan.threads, "slots": plan.slots, "reading": plan.holders["reading"],
-    }))  # fmt: skip
+    held = {
+        "limit": plan.limit_bytes,
+        "planned": plan.planned_bytes,
+        "peak": watch.peak_bytes,
+        "samples": watch.samples,
+    }
+    used = {"batch": plan.batch_bytes, "slots": plan.slots, "threads": plan.threads, "reading": plan.holders["reading"]}
+    print(json.dumps(held | used))
 
 
 if __name__ == "__main__":

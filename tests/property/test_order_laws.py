@@ -1,5 +1,7 @@
 """Laws of orders and of dealing them to ranks, for whatever sizes."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -125,7 +127,7 @@ def test_windows_are_made_of_whole_blocks(order, epoch):
     assert bounds[0] == 0
     assert bounds[-1] == order.length
     blocks_seen = []
-    for window, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for window, (begin, end) in enumerate(pairwise(bounds)):
         blocks = order.blocks_of(epoch, window)
         expected = np.concatenate([np.arange(order.starts[block], ends[block]) for block in blocks])
         assert np.array_equal(np.sort(order.rows(epoch, begin, end)), np.sort(expected))
@@ -185,7 +187,7 @@ def test_every_position_is_dealt_as_promised(ranks):
 def test_batches_are_never_too_large_and_never_uneven(ranks):
     for step in range(ranks[0].steps):
         sizes = [deal.batch_rows(step) for deal in ranks]
-        assert 1 <= min(sizes)
+        assert min(sizes) >= 1
         assert max(sizes) <= ranks[0].batch_size
         assert max(sizes) - min(sizes) <= 1
         if step < ranks[0].steps - 1 or ranks[0].drop_last:
@@ -209,7 +211,7 @@ def test_several_steps_are_the_steps_one_by_one(ranks, data):
     last = data.draw(st.integers(first, deal.steps))
     positions, bounds = deal.positions(first, last)
     singly = [deal.positions(step, step + 1)[0].tolist() for step in range(first, last)]
-    assert [positions[a:b].tolist() for a, b in zip(bounds[:-1], bounds[1:], strict=True)] == singly
+    assert [positions[a:b].tolist() for a, b in pairwise(bounds)] == singly
     assert bounds[0] == 0
     assert bounds[-1] == len(positions)
 

@@ -17,12 +17,15 @@ import gc
 import importlib.util
 import json
 import os
+import shutil
 import sys
 import tempfile
 import textwrap
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +34,7 @@ import numpy as np
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.machine import children, held_bytes
+from penstock.machine import children, cores, held_bytes
 from penstock.sizes import KiB, MiB, format_size, parse_size
 
 # 0.8 MiB as stored and 1.6 MiB as float32: large enough that reading and decoding decide, not Python.
@@ -39,6 +42,8 @@ VOLUME = (80, 80, 64)
 IMAGE = (128, 128, 3)
 COARSE = 8  # a smooth field is drawn on a grid this much coarser, and the model looks at means over such cells
 SHOWN = 3  # times each picture is shown
+LEVEL = 4  # of gzip
+RATE = 1e-3  # of learning
 SCALE = 300  # measurements are stored as whole numbers, this many to the unit
 TABLE, STIMULI = "trials.npz", "nsd_stimuli.hdf5"
 COLUMNS = ("voxels", "images", "coco", "__index__")
@@ -46,6 +51,7 @@ COLUMNS = ("voxels", "images", "coco", "__index__")
 LOOK_EVERY_S = 0.02
 NOTE_EVERY_S = 0.5
 LINE_EVERY_S = 2.0
+LABEL_WIDTH = len("DataLoader, 2 workers")
 
 Seen = list[tuple[int, int]]
 """The row and the picture's number of every trial that was delivered, in order."""
@@ -53,19 +59,20 @@ Seen = list[tuple[int, int]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
-    parser.add_argument("--sessions", type=_count, default=6, help="files of measurements")
-    parser.add_argument("--trials", type=_count, default=40, help="trials in each of them")
-    parser.add_argument("--memory", default="64MiB", help="the loader's budget, such as 64MiB or 1GB")
-    parser.add_argument("--batch-size", type=_count, default=8, help="trials a batch")
-    parser.add_argument("--epochs", type=_count, default=4, help="epochs that are timed, after one that warms up")
-    parser.add_argument("--workers", type=_count, default=2, help="DataLoader is run with 0 workers and with so many")
-    parser.add_argument("--folder", help="keep the dataset here and use it again (otherwise temporary)")
+    parser.add_argument("--sessions", type=_count, default=6, help="files of measurements (%(default)s)")
+    parser.add_argument("--trials", type=_count, default=40, help="trials in each of them (%(default)s)")
+    parser.add_argument("--memory", default="64MiB", help="the loader's budget, as 64MiB or 1GB (%(default)s)")
+    parser.add_argument("--batch-size", type=_count, default=8, help="trials a batch (%(default)s)")
+    parser.add_argument("--epochs", type=_count, default=6, help="epochs timed, after one to warm up (%(default)s)")
+    parser.add_argument("--workers", type=_count, default=2, help="run the DataLoader with 0 and so many (%(default)s)")
+    parser.add_argument("--folder", help="keep the dataset here, and use it again; a temporary folder if left out")
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the data, train both ways, report; 0 if every promise held."""
     limit_bytes = parse_size(args.memory, argument="--memory")
     _check_libraries()
+    import h5py  # noqa: F401  # as torch: imported before memory is counted, since both sides need it
     import torch
 
     threads_before = torch.get_num_threads()
@@ -177,20 +184,25 @@ def _make_session(path: str, trials: int, rng: np.random.Generator, noise: np.nd
     """One session, a trial a chunk: smooth fields with some noise, which compress like measurements."""
     import h5py
 
-    with h5py.File(path, "w") as file:
-        betas = file.create_dataset(
-            "betas",
-            (trials, *VOLUME),
-            np.int16,
-            chunks=(1, *VOLUME),
-            compression="gzip",
-            compression_opts=4,
-            shuffle=True,
-        )
-        for trial in range(trials):
-            shift = tuple(rng.integers(VOLUME))  # the same noise from another corner: drawing it anew takes longer
-            betas[trial] = SCALE * _smooth(rng, VOLUME) + np.roll(noise, shift, (0, 1, 2))
+    chunk: dict[str, Any] = {"chunks": (1, *VOLUME), "compression": "gzip", "compression_opts": LEVEL, "shuffle": True}
+    with h5py.File(path, "w") as file, ThreadPoolExecutor(cores()) as pool:
+        betas = file.create_dataset("betas", (trials, *VOLUME), np.int16, **chunk)
+        for trial, packed in enumerate(pool.map(_packed, (_volume(rng, noise) for _ in range(trials)))):
+            betas.id.write_direct_chunk((trial, 0, 0, 0), packed)
             progress.add(1)
+
+
+def _volume(rng: np.random.Generator, noise: np.ndarray) -> np.ndarray:
+    """One trial's measurements."""
+    values = SCALE * _smooth(rng, VOLUME)
+    # The same noise from another corner: drawing it anew takes as long as all the rest.
+    values += np.roll(noise, tuple(rng.integers(VOLUME)), (0, 1, 2))
+    return values.astype(np.int16)
+
+
+def _packed(volume: np.ndarray) -> bytes:
+    """A chunk as HDF5's shuffle and gzip write it. Done here, where all cores help and Ctrl-C is not lost in h5py."""
+    return zlib.compress(volume.reshape(-1, 1).view(np.uint8).T.tobytes(), LEVEL)
 
 
 def _make_pictures(path: str, count: int, rng: np.random.Generator) -> None:
@@ -226,7 +238,6 @@ class Learner:
         torch.manual_seed(0)
         cells, tiles = np.prod(VOLUME) // COARSE**3, np.prod(IMAGE) // (2 * COARSE) ** 2
         self._model = torch.nn.Linear(int(cells), int(tiles))
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
         # The first step makes torch set itself up; that is no loader's doing.
         self.step(torch.zeros(batch_size, *VOLUME), torch.zeros(batch_size, *IMAGE, dtype=torch.uint8))
 
@@ -234,13 +245,15 @@ class Learner:
         """One step of training."""
         from torch.nn import functional
 
-        slabs = voxels.unflatten(1, (-1, COARSE)).mean(2)  # axis by axis, which is three times as fast as all at once
+        slabs = voxels.unflatten(1, (-1, COARSE)).mean(2)  # axis by axis, which is four times as fast as all at once
         features = functional.avg_pool2d(slabs, COARSE).flatten(1)
         pixels = images[:, ::4, ::4].permute(0, 3, 1, 2).float() / 255
         wanted = functional.avg_pool2d(pixels, COARSE // 2).flatten(1)
-        self._optimizer.zero_grad()
+        self._model.zero_grad()
         functional.mse_loss(self._model(features), wanted).backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
+        for weights in self._model.parameters():  # torch.optim would load a compiler, which leaves a folder behind
+            assert weights.grad is not None
+            weights.data -= RATE * weights.grad
 
 
 class ByHand:
@@ -280,7 +293,11 @@ def _with_penstock(trials: Trials, course: "Course", batch_size: int) -> tuple["
 
     with make() as loader:
         print(f"What penstock will hold, decided before it reads:\n{loader.plan}\n")
-        print(f"Training with each loader: an epoch to warm up, then {course.epochs} that are timed", flush=True)
+        print(
+            f"Training with penstock, then with torch's DataLoader over h5py as one writes it by hand;\n"
+            f"each for one epoch to warm up, then {course.epochs} timed:",
+            flush=True,
+        )
         result = course.take("penstock", loader, watch)
         bottleneck = loader.stats().bottleneck
         promises = [_each_once(result.seen, trials), _resumes(loader, make)]
@@ -294,7 +311,7 @@ def _with_dataloader(trials: Trials, course: "Course", batch_size: int, workers:
     watch = Watch(course.limit_bytes)
     dataset: Any = ByHand(trials)
     loader = DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
-    result = course.take(f"DataLoader+h5py, {workers} workers", loader, watch)
+    result = course.take(f"DataLoader, {workers} workers", loader, watch)
     dataset.close()
     return result
 
@@ -404,13 +421,17 @@ class Progress:
     def __init__(self, label: str, total: int, unit: str, note: Callable[[], str] = str) -> None:
         self._label, self._total, self._unit, self._note = label, total, unit, note
         self._done, self._began = 0, time.perf_counter()
-        self._next_note = self._began + LINE_EVERY_S
-        self._bar: Any = None
-        if sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
-            from tqdm import tqdm
+        self._bar = self._make_bar() if sys.stderr.isatty() and importlib.util.find_spec("tqdm") else None
+        self._next_note = self._began + (LINE_EVERY_S if self._bar is None else 0)
 
-            layout = "{l_bar}{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
-            self._bar = tqdm(total=total, desc=f"{label:<27}", unit=f" {unit}", bar_format=layout, dynamic_ncols=True)
+    def _make_bar(self) -> Any:
+        from tqdm import tqdm
+
+        columns, lines = shutil.get_terminal_size()  # tqdm shows nothing where a terminal does not know its size
+        layout = "{desc} {percentage:3.0f}%|{bar}| {rate_noinv_fmt}{postfix}, {remaining} left"
+        bar = tqdm(total=self._total, unit=f" {self._unit}", bar_format=layout, ncols=columns, nrows=lines)
+        bar.set_description_str(f"{self._label:<{LABEL_WIDTH}}")
+        return bar
 
     def __enter__(self) -> "Progress":
         return self
@@ -457,14 +478,14 @@ def _each_once(seen: Seen, trials: Trials) -> Promise:
     expected = list(enumerate(trials.coco.tolist()))
     return Promise(
         all(sorted(epoch) == expected for epoch in per_epoch),
-        f"each of {len(trials):,} trials came exactly once in each of {len(per_epoch)} epochs, with its own coco number",
+        f"each of {len(trials):,} trials came exactly once in each of {len(per_epoch)} epochs, with its coco number",
     )
 
 
 def _resumes(loader: ps.Loader, make: Callable[[], ps.Loader]) -> Promise:
     """Stop for a moment after a third of an epoch: does another loader go on from there with just the rest?"""
     batches = iter(loader)
-    begin = max(1, len(loader) // 3)
+    begin = len(loader) // 3
     for _ in range(begin):
         next(batches)
     saved = json.dumps(loader.state_dict())
@@ -482,8 +503,9 @@ def _resumes(loader: ps.Loader, make: Callable[[], ps.Loader]) -> Promise:
 def _table(results: list[Result], limit_bytes: int) -> str:
     rows = [("loader", "samples/s", "peak memory", f"within {format_size(limit_bytes)}?")]
     for result in results:
-        peak, within = format_size(result.peak_bytes), "yes" if result.peak_bytes <= limit_bytes else "no"
-        rows.append((result.loader, f"{result.samples_per_s:,.0f}", peak, within))
-    lines = [f"{loader:<27}  {rate:>9}  {peak:>11}  {within}" for loader, rate, peak, within in rows]
+        within = "yes" if result.peak_bytes <= limit_bytes else "no"
+        memory = (format_size(result.peak_bytes), within) if held_bytes() else ("unknown", "unknown here")
+        rows.append((result.loader, f"{result.samples_per_s:,.0f}", *memory))
+    lines = [f"{loader:<{LABEL_WIDTH}}  {rate:>9}  {peak:>11}  {within}" for loader, rate, peak, within in rows]
     ours, best = results[0].samples_per_s, max(result.samples_per_s for result in results[1:])
     return "\n".join([*lines, f"penstock is {ours / best:.1f} times as fast as the faster DataLoader"])

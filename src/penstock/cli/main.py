@@ -42,9 +42,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, purpose in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=purpose, description=purpose, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
+        command = commands.add_parser(name, help=purpose, description=purpose)
         if name in given:
             importlib.import_module(f"penstock.cli.{name}").add_arguments(command)
     return parser

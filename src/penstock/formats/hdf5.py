@@ -34,8 +34,10 @@ DEFLATE, SHUFFLE = 1, 2
 READ_BYTES = 1 * MiB
 CACHE_BYTES = 64 * MiB
 
-# What HDF5 allocates of its own in a read, measured: type conversion buffer and metadata cache.
+# What HDF5 allocates of its own in a read, measured: type conversion buffer and metadata cache, and for each chunk its
+# stored form and an inflated one that grows by doubling.
 LIBRARY_BYTES = 4 * MiB
+CHUNK_COPIES = 3
 
 
 def open_file(path: str, options: "OpenOptions") -> Store:
@@ -223,7 +225,7 @@ class _ChunkedSpec:
 
     def scratch_bytes(self, rows: int) -> int:
         group = aligned(min(rows, self.group) * self.spec.row_bytes)
-        return group + self.cache_bytes + 2 * self.chunk_bytes + LIBRARY_BYTES
+        return group + self.cache_bytes + CHUNK_COPIES * self.chunk_bytes + LIBRARY_BYTES
 
 
 # h5py serialises itself; this lock keeps one file open at a time and one chunk cache in memory.
@@ -268,11 +270,11 @@ class H5pyStore:
         spec = self.fields[name]
         distinct = np.unique(rows)
         runs = coalesce.limited(coalesce.neighbours(distinct, distinct), self.specs[name].group)
-        for first, count in zip(distinct[runs.firsts], runs.counts.tolist(), strict=True):
+        for first, _, count in runs:
             begin, end = np.searchsorted(rows, [first, first + count])
             with borrow(count * spec.row_bytes) as scratch:
                 read = scratch.view(spec.dtype).reshape(count, *spec.shape)
-                self._read_run(dataset, int(first), read)
+                self._read_run(dataset, first, read)
                 target[at[begin:end]] = read[rows[begin:end] - first]
 
     def _read_run(self, dataset: Any, first: int, read: np.ndarray) -> None:

@@ -1,0 +1,82 @@
+"""The budget is a law: nothing the loader does takes more than it was given, at any sample, in any configuration.
+
+Each case runs in a fresh process, so that no memory freed by an earlier test can hide what is taken.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+CHILD = Path(__file__).with_name("child.py")
+VOLUME = (150, 150, 100)
+GIB = 2**30
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "contiguous": {},
+    "gzip": {"chunks": (1, *VOLUME), "compression": "gzip", "compression_opts": 1, "shuffle": True},
+    "chunks-of-rows": {"chunks": (3, *VOLUME), "compression": "gzip", "compression_opts": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("volumes")
+    rng = np.random.default_rng(0)
+    smooth = np.cumsum(rng.integers(-20, 21, (12, *VOLUME), np.int16), axis=-1, dtype=np.int16)
+    for layout, options in LAYOUTS.items():
+        (root / layout).mkdir()
+        for session in range(3):
+            with h5py.File(root / layout / f"betas_session{session:02d}.hdf5", "w") as file:
+                file.create_dataset("betas", data=smooth, **options)
+    with h5py.File(root / "stimuli.hdf5", "w") as file:
+        file["imgBrick"] = rng.integers(0, 256, (20, 425, 425, 3), np.uint8)
+    return root
+
+
+def run(folder: Path, layout: str, **job: Any) -> dict[str, int]:
+    job |= {"betas": str(folder / layout / "*.hdf5"), "stimuli": str(folder / "stimuli.hdf5")}
+    done = subprocess.run([sys.executable, CHILD, json.dumps(job)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["contiguous", "gzip"])
+@pytest.mark.parametrize(
+    ("batch_size", "memory", "threads"),
+    [(1, None, 8), (8, None, 1), (32, None, 2), (1, 4 * GIB, 8), (8, 400 * 2**20, 4), (32, 4 * GIB, 8)],
+)
+def test_volumes(folder: Path, layout: str, batch_size: int, memory: int | None, threads: int) -> None:
+    held = run(folder, layout, batch_size=batch_size, memory=memory, threads=threads)
+    assert held["samples"] > 5
+    assert held["peak"] <= held["limit"]
+    assert held["peak"] > held["batch"], "a peak below one batch cannot have been measured right"
+    if memory is None:
+        assert held["limit"] <= 1.3 * (2 * held["batch"] + held["reading"]), "the smallest budget is not small"
+
+
+@pytest.mark.slow
+def test_layouts_that_h5py_reads(folder: Path) -> None:
+    held = run(folder, "chunks-of-rows", batch_size=4, memory=None, threads=2)
+    assert held["peak"] <= held["limit"]
+
+
+@pytest.mark.slow
+def test_torch_imported_by_the_loader_counts(folder: Path) -> None:
+    """A program that imports torch only through the loader is told what that takes."""
+    code = """
+import sys, penstock as ps, numpy as np
+from penstock.measure import MemoryWatch
+with MemoryWatch() as watch:
+    loader = ps.Loader(ps.from_arrays(x=np.zeros((1000, 1000))), batch_size=10, memory="400MiB")
+    for batch in loader: pass
+assert loader.plan.holders["importing torch"] > 20 * 2**20, loader.plan
+assert watch.peak_bytes <= loader.plan.planned_bytes, (watch.peak_bytes, loader.plan)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
