@@ -17,12 +17,21 @@ def held_bytes(pid: int | str = "self") -> int:
 
     0 where the system does not say (not Linux), or the process is gone.
     """
+    return _sum_of(f"/proc/{pid}/status", b"RssAnon:", b"RssShmem:")
+
+
+def share_bytes(pid: int | str = "self") -> int:
+    """The same, a page that n processes share counting 1/n: a forked worker shares whatever it never changed."""
+    return _sum_of(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
+
+
+def _sum_of(path: str, *names: bytes) -> int:
     try:
-        with open(f"/proc/{pid}/status", "rb") as status:
-            lines = status.read().splitlines()
+        with open(path, "rb") as file:
+            lines = file.read().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) * KiB for line in lines if line.startswith((b"RssAnon:", b"RssShmem:")))
+    return sum(int(line.split()[1]) * KiB for line in lines if line.startswith(names))
 
 
 def children(pid: int) -> list[int]:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.loader import Loader
-from penstock.machine import children, held_bytes
+from penstock.machine import children, held_bytes, share_bytes
 from penstock.stats import Stats
 
 SAMPLE_EVERY_S = 0.005
 
 
 def tree_bytes() -> int:
-    """RssAnon + RssShmem of this process and all its descendants."""
+    """What this process and all its descendants hold that the kernel cannot drop; shared pages count once."""
     me = os.getpid()
-    return held_bytes(me) + sum(held_bytes(child) for child in children(me))
+    workers = children(me)
+    return sum(share_bytes(pid) for pid in (me, *workers)) if workers else held_bytes(me)
 
 
 class MemoryWatch:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.cli import demo
+from penstock.cli import demo_data
+from penstock.cli.demo_training import ByHand
 from penstock.cli.main import main
 
 TINY = ("--sessions", "2", "--trials", "7", "--batch-size", "4", "--epochs", "1", "--workers", "1")
@@ -23,7 +24,7 @@ dataloader_may_warn = pytest.mark.filterwarnings("ignore:This process", "ignore:
 @pytest.fixture
 def dataset(tmp_path):
     folder = tmp_path / "data"
-    with demo._dataset_folder(str(folder), sessions=2, per_session=7):
+    with demo_data.dataset_folder(str(folder), sessions=2, per_session=7):
         pass
     return folder
 
@@ -68,19 +69,19 @@ def test_demo_leaves_a_folder_with_other_files_alone(tmp_path, capsys):
 
 
 def test_demo_data_are_ordinary_hdf5(dataset):
-    trials = demo.Trials(str(dataset))
+    trials = demo_data.Trials(str(dataset))
     delivered = trials.open()[8]
     with h5py.File(dataset / "betas_session02.hdf5") as file:
         betas = file["betas"]
-        assert (betas.chunks, betas.compression, betas.shuffle) == ((1, *demo.VOLUME), "gzip", True)
-        np.testing.assert_allclose(betas[1] / np.float32(demo.SCALE), delivered["voxels"], rtol=1e-6)
-    by_hand = demo.ByHand(trials)
+        assert (betas.chunks, betas.compression, betas.shuffle) == ((1, *demo_data.VOLUME), "gzip", True)
+        np.testing.assert_allclose(betas[1] / np.float32(demo_data.SCALE), delivered["voxels"], rtol=1e-6)
+    by_hand = ByHand(trials)
     np.testing.assert_array_equal(by_hand[8][1], delivered["images"])
     by_hand.close()
 
 
 def test_demo_data_compress_like_measurements(dataset):
-    raw = 7 * 2 * np.prod(demo.VOLUME)
+    raw = 7 * 2 * np.prod(demo_data.VOLUME)
     assert 0.4 < (dataset / "betas_session01.hdf5").stat().st_size / raw < 0.7
 
 
