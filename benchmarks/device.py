@@ -112,9 +112,7 @@ def main() -> None:
                 raise SystemExit("device copies are wrong")
         batches = by_hand(folder, args.workers)
         theirs = rate(lambda: iter(lambda: next(batches), None), step)
-        print(
-            f"DataLoader, {args.workers} workers, pinned: {theirs:,.0f} volumes/s; penstock is {ours / theirs:.1f} x that"
-        )
+        print(f"DataLoader, {args.workers} workers, pinned: {theirs:,.0f} volumes/s; ours: {ours / theirs:.1f} x that")
 
 
 if __name__ == "__main__":

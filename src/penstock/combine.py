@@ -7,7 +7,6 @@ inwards to the store that reads the bytes, where they cost least.
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,8 @@ def cast_fields(store: Store, casts: Mapping[str, Cast]) -> Store:
     """The same rows with some fields converted, as close to the disk as the store can."""
     if not casts:
         return store
-    return store.casting(casts) if isinstance(store, Casting) else Converted(store, casts)
+    pushed_down = store.casting(casts) if isinstance(store, Casting) else None
+    return pushed_down or Converted(store, casts)
 
 
 def choose_fields(store: Store, names: Mapping[str, str]) -> Store:
@@ -154,8 +154,8 @@ class Concat:
             raise ConfigError("nothing to concatenate: expected at least one dataset")
         self.stores = tuple(stores)
         self.starts = np.cumsum([0, *(len(store) for store in stores)])
-        for one, other in pairwise(stores):
-            _check_same_fields(one, other)
+        for number in range(1, len(stores)):
+            _check_same_fields(stores[0], stores[number], number)
 
     @property
     def fields(self) -> Fields:
@@ -350,10 +350,6 @@ class Converted(Wrapper):
             convert(source.reshape(-1), ready.view(delivered.dtype), self.casts[name])
             target[at] = ready.view(delivered.dtype).reshape(count, *delivered.shape)
 
-    def casting(self, casts: Mapping[str, Cast]) -> Store:
-        merged = {name: self.casts[name].then(cast) if name in self.casts else cast for name, cast in casts.items()}
-        return Converted(self.store, {**self.casts, **merged})
-
 
 class Mapped(Wrapper):
     """A caller's function over whole reads, whose output is known from a trial run.
@@ -382,6 +378,8 @@ class Mapped(Wrapper):
         return inputs + self.store.scratch_bytes(rows) + aligned(rows * self._own_row_bytes)
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        if len(rows) == 0:
+            return
         size = sum(aligned(len(rows) * spec.row_bytes) for spec in self.store.fields.values())
         with borrow(size) as scratch:
             made = self._call(self._inputs(rows, scratch), rows)
@@ -416,7 +414,7 @@ class Mapped(Wrapper):
     def _checked(self, name: str, made: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
         expected = (len(rows), *self._fields[name].shape), self._fields[name].dtype
         values = made.get(name)
-        found = None if values is None else (values.shape, values.dtype)
+        found = None if values is None else (values.shape, values.dtype.newbyteorder("="))
         if values is None or found != expected:
             raise SchemaMismatch(
                 f"map: {self._name()} returned {name!r} as {_shape_told(found)} for rows {_told(rows)} "
@@ -473,10 +471,10 @@ def _shape_told(found: tuple[tuple[int, ...], np.dtype] | None) -> str:
     return "nothing" if found is None else f"{found[1]} {found[0]}"
 
 
-def _check_same_fields(one: Store, other: Store) -> None:
+def _check_same_fields(one: Store, other: Store, number: int) -> None:
     if dict(one.fields) == dict(other.fields):
         return
-    here, there = one.origin(0).url, other.origin(0).url
+    here, there = one.origin(0).url or "dataset 0", other.origin(0).url or f"dataset {number}"
     for name in dict.fromkeys([*one.fields, *other.fields]):
         expected, found = one.fields.get(name), other.fields.get(name)
         if expected != found:
@@ -484,3 +482,4 @@ def _check_same_fields(one: Store, other: Store) -> None:
                 f"{there}: field {name!r} is {found or 'absent'}, but in {here} it is {expected or 'absent'}. "
                 f"Files opened together must agree: leave the odd one out, or choose common fields with fields="
             )
+    raise SchemaMismatch(f"{there}: fields {list(other.fields)}, but in {here} {list(one.fields)}: another order")

@@ -76,11 +76,14 @@ class Dataset:
         """These rows, in this order: numbers, a slice, a range, or a mask with one boolean a row."""
         if isinstance(rows, slice):
             rows = range(*rows.indices(len(self)))
-        chosen = rows if isinstance(rows, range) else self._rows(rows)
+        ascending = isinstance(rows, range) and len(rows) > 1 and min(rows[0], rows[-1]) >= 0
+        chosen = rows if isinstance(rows, range) and ascending else self._rows(rows)
         return Dataset(Subset(self.store, chosen), self.casts)
 
     def only(self, *names: str) -> "Dataset":
         """These fields alone; the others are not read."""
+        if not names:
+            raise ConfigError(f"only() needs at least one field: the dataset has {', '.join(map(repr, self.fields))}")
         for name in names:
             self._known(name)
         return self._renamed({name: name for name in names})
@@ -91,8 +94,10 @@ class Dataset:
             self._known(old)
         old_to_new = {old: new for new, old in new_to_old.items()}
         names = {old_to_new.get(name, name): name for name in self.fields}
-        if len(names) != len(self.fields):
-            raise ConfigError(f"rename{tuple(new_to_old.items())}: two fields would have the same name")
+        if len(names) != len(self.fields) or len(old_to_new) != len(new_to_old):
+            raise ConfigError(
+                f"rename{tuple(new_to_old.items())}: two fields would have the same name, or one field two"
+            )
         return self._renamed(names)
 
     def cast(self, field: str, dtype: Any, scale: float = 1.0, offset: float = 0.0) -> "Dataset":
@@ -100,15 +105,22 @@ class Dataset:
         self._known(field)
         try:
             wanted = Cast(np.dtype(dtype), float(scale), float(offset))
-        except TypeError as error:
-            raise ConfigError(f"cast({field!r}, {dtype!r}): not a NumPy dtype ({error})") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"cast({field!r}, {dtype!r}, scale={scale!r}, offset={offset!r}): expected a NumPy dtype and two "
+                f"numbers ({error})"
+            ) from None
+        if wanted.dtype.kind not in "biufc":
+            raise ConfigError(f"cast({field!r}, {dtype!r}): expected a dtype of plain numbers, such as float32")
         if wanted.dtype.kind not in "fc" and (scale != 1 or offset != 0):
             raise ConfigError(
                 f"cast({field!r}, {wanted.dtype}, scale={scale}, offset={offset}): scaling into whole numbers would "
                 f"round; cast to a float, or scale in a map"
             )
-        before = self.casts.get(field)
-        return Dataset(self.store, {**self.casts, field: before.then(wanted) if before else wanted})
+        if field not in self.casts:
+            return Dataset(self.store, {**self.casts, field: wanted})
+        earlier = cast_fields(self.store, {field: self.casts[field]})
+        return Dataset(earlier, {**self.casts, field: wanted})
 
     def map(self, function: Transform) -> "Dataset":
         """Pass every read through ``function``: a dict of arrays with one leading row axis in, another out.
@@ -147,10 +159,11 @@ class Dataset:
             raise ConfigError(
                 f"rows must be whole numbers, a slice, or {length:,} booleans; got {rows.dtype} of shape {rows.shape}"
             )
-        rows = rows.astype(np.int64)
-        if ((rows < -length) | (rows >= length)).any():
-            bad = rows[(rows < -length) | (rows >= length)][0]
+        outside = rows >= length if rows.dtype.kind == "u" else (rows < -length) | (rows >= length)
+        if outside.any():
+            bad = rows[outside][0]
             raise OutOfRange(f"row {bad} is out of range: the dataset has {length:,} rows, 0 to {length - 1:,}")
+        rows = rows.astype(np.int64)
         return np.where(rows < 0, rows + length, rows)
 
     def _known(self, field: str) -> FieldSpec:
@@ -174,7 +187,9 @@ def open(
     max_open_files:  data files held open at once, by all threads together; 0 opens a file for each request
     allow_fill:      take the fill value where a file was never written, instead of refusing it
     """
-    options = OpenOptions(tuple(fields) if fields is not None else None, allow_fill, Files(max_open_files))
+    if isinstance(fields, str):
+        raise ConfigError(f"fields={fields!r}: expected a tuple of names, such as ({fields!r},)")
+    options = OpenOptions(None if fields is None else tuple(fields), allow_fill, Files(max_open_files))
     paths = _paths(path)
     stores = [format_of(each).open(each, options) for each in paths]
     store = stores[0] if len(stores) == 1 else Concat(stores)
@@ -191,7 +206,7 @@ def from_arrays(**arrays: Any) -> Dataset:
 def concat(datasets: Iterable[Dataset]) -> Dataset:
     """Datasets one after another; their fields must agree."""
     parts = list(datasets)
-    if parts and all(part.casts == parts[0].casts for part in parts):
+    if parts and all((part.casts, part.store.fields) == (parts[0].casts, parts[0].store.fields) for part in parts):
         return Dataset(Concat([part.store for part in parts]), parts[0].casts)
     return Dataset(Concat([part.delivered for part in parts]))
 
@@ -204,6 +219,8 @@ def join(**parts: Any) -> Dataset:
     """
     joined, casts = {}, {}
     for label, given in parts.items():
+        if isinstance(given, tuple) and len(given) != 2:
+            raise ConfigError(f"join: {label}: expected a dataset, (dataset, rows) or an array; got {len(given)} items")
         dataset, rows = given if isinstance(given, tuple) else (given, None)
         if not isinstance(dataset, Dataset):
             dataset = from_arrays(**{label: dataset})
@@ -236,7 +253,7 @@ def _paths(path: Path | Iterable[Path]) -> list[str]:
     if os.path.isdir(name):
         raise ConfigError(f"{name}: is a folder; name the files in it, for example {os.path.join(name, '*.hdf5')!r}")
     if not glob.has_magic(name):
-        raise Missing(f"{name}: no such file")
+        raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted((each for each in glob.glob(name, recursive=True) if os.path.isfile(each)), key=_natural)
     if not matches:
         raise Missing(f"{name}: the pattern matches no file (looked in {os.path.dirname(os.path.abspath(name))})")

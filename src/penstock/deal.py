@@ -9,6 +9,7 @@ Pure arithmetic: nothing here depends on how many rows there are.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -33,9 +34,10 @@ class Deal:
     def __post_init__(self) -> None:
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size!r}: expected a whole number of samples, at least 1")
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+        whole = isinstance(self.rank, int) and isinstance(self.world_size, int)
+        if not whole or not 0 <= self.rank < self.world_size:
             raise ConfigError(
-                f"rank={self.rank} of world_size={self.world_size}: expected a rank from 0 to world_size - 1"
+                f"rank={self.rank!r} of world_size={self.world_size!r}: expected a rank from 0 to world_size - 1"
             )
         if self.tail not in ("pad", "drop"):
             raise ConfigError(f'tail={self.tail!r}: expected "pad" or "drop"')
@@ -45,7 +47,7 @@ class Deal:
         """Samples in one full step of all ranks together."""
         return self.batch_size * self.world_size
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Steps from ``start`` to the end, the same on every rank."""
         full, rest = divmod(max(0, self.length - self.start), self.step_samples)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -62,10 +63,13 @@ class NumpyFace:
 class TorchFace(NumpyFace):
     """Tensors over the slots themselves."""
 
-    def start(self, arrays: Arrays) -> HandOver:
+    def __init__(self) -> None:
         from penstock.pytorch import tensors
 
-        return lambda: tensors(arrays)
+        self._tensors = tensors
+
+    def start(self, arrays: Arrays) -> HandOver:
+        return partial(self._tensors, arrays)
 
     def rank_and_world(self) -> tuple[int, int]:
         from penstock.pytorch import rank_and_world
@@ -77,6 +81,7 @@ class DeviceFace(TorchFace):
     """Tensors on a device, copied ahead of need and converted there."""
 
     def __init__(self, device: Any) -> None:
+        super().__init__()
         self.device = device
         self._copies: DeviceCopies | None = None
 

@@ -10,8 +10,10 @@ Rules:
 4. A file is identified when it is parsed and checked when it is lent. Another size or time is an error, not other data.
 """
 
+import ctypes
 import mmap
 import os
+import sys
 import threading
 import time
 import weakref
@@ -44,7 +46,7 @@ def identify(path: str) -> FileId:
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        raise Missing(f"{path}: no such file") from None
+        raise Missing(f"{path}: no such file; check the path, or restore the file") from None
     except OSError as error:
         raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
     return FileId(path, found.st_size, found.st_mtime_ns, found.st_ino)
@@ -65,8 +67,10 @@ class Files:
     """Open files, lent to whoever reads."""
 
     def __init__(self, max_open: int = MAX_OPEN_FILES) -> None:
-        if max_open < 0:
-            raise ConfigError(f"max_open_files={max_open}: expected 0 (open for each request) or more")
+        if not isinstance(max_open, int) or max_open < 0:
+            raise ConfigError(
+                f"max_open_files={max_open!r}: expected a whole number, 0 (open for each request) or more"
+            )
         self.max_open = max_open
         self._reset()
         _EVERY_FILES.add(self)
@@ -94,9 +98,13 @@ class Files:
                     self._changed.notify()
 
     def close(self) -> None:
-        """Close what is not lent right now; the files can be lent again afterwards."""
+        """Close the descriptors that are not lent right now; the files can be lent again afterwards.
+
+        Mappings have none, and stay while they are among the most recently used: making one anew costs a page fault
+        for every page that is touched again.
+        """
         with self._changed:
-            for key in [key for key, handle in self._open.items() if handle.users == 0]:
+            for key in [key for key, handle in self._open.items() if handle.users == 0 and handle.descriptor >= 0]:
                 self._close(*key)
             self._changed.notify_all()
 
@@ -105,7 +113,7 @@ class Files:
         with self._changed:
             while (handle := self._open.get((file, mapped))) is None:
                 if len(self._open) < most:
-                    handle = self._open[file, mapped] = Handle(file, mapped)
+                    handle = self._opened(file, mapped)
                     break
                 idle = next((key for key, handle in self._open.items() if handle.users == 0), None)
                 if idle:
@@ -116,6 +124,14 @@ class Files:
             handle.users += 1
             return handle
 
+    def _opened(self, file: FileId, mapped: bool) -> "Handle":
+        try:
+            handle = self._open[file, mapped] = Handle(file, mapped)
+        except BaseException:
+            self._changed.notify()  # the room that was made for it is somebody else's
+            raise
+        return handle
+
     def _close(self, file: FileId, mapped: bool) -> None:
         self._open.pop((file, mapped)).close()
 
@@ -125,6 +141,7 @@ class Handle:
 
     def __init__(self, file: FileId, mapped: bool) -> None:
         self.file = file
+        self.descriptor = -1
         self.users = 0
         self.bytes = np.empty(0, np.uint8)
         self._checked = -CHECK_EVERY_S
@@ -132,12 +149,15 @@ class Handle:
         try:
             self.descriptor = os.open(file.path, os.O_RDONLY | _BINARY | _CLOEXEC)
         except FileNotFoundError:
-            raise Missing(f"{file.path}: the file was there when the dataset was opened, and is gone") from None
+            raise Missing(
+                f"{file.path}: the file was there when the dataset was opened, and is gone; restore it, or open the "
+                f"dataset again without it"
+            ) from None
         except OSError as error:
             raise Unavailable(f"{file.path}: cannot be opened ({error.strerror})") from error
-        if mapped:  # a mapping keeps a descriptor of its own, so this one goes
+        if mapped:  # a mapping needs no descriptor any more
             try:
-                self.bytes = np.frombuffer(mmap.mmap(self.descriptor, file.size, access=mmap.ACCESS_READ), np.uint8)
+                self.bytes = _map(self.descriptor, file.size)
             finally:
                 os.close(self.descriptor)
                 self.descriptor = -1
@@ -180,8 +200,32 @@ class Handle:
 
     def close(self) -> None:
         self.bytes = np.empty(0, np.uint8)  # the mapping goes with its last view
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _map(descriptor: int, size: int) -> np.ndarray:
+    """A file's bytes, mapped read-only until the last view of them dies, and if possible without a descriptor."""
+    if sys.version_info >= (3, 13):
+        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, trackfd=False), np.uint8)
+    if sys.platform != "linux":
+        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise Unavailable(f"mapping {size:,} bytes failed: {os.strerror(ctypes.get_errno())}")
+    block = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(block, libc.munmap, address, size).atexit = False
+    mapped = np.frombuffer(memoryview(block), np.uint8)
+    mapped.flags.writeable = False
+    return mapped
 
 
 def _readinto(descriptor: int, view: memoryview) -> int:

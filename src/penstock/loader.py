@@ -157,9 +157,9 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def delivered(self, epoch: int, samples: int) -> None:
-        """Take note of the position reached; called by the iteration."""
-        self._position = _Position(epoch, samples, begun=True)
+    def delivered(self, samples: int) -> None:
+        """Take note of how far the epoch has come; called by the iteration."""
+        self._position.samples = samples
 
     def shape(self, values: Mapping[str, Any], rows: np.ndarray) -> Any:
         """A batch as the caller wants it: dict, or tuple in the order of ``columns``."""
@@ -179,7 +179,7 @@ class Loader:
             iteration.end(why)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Position:
     epoch: int
     samples: int
@@ -224,7 +224,8 @@ class _Iteration:
 
     def __init__(self, loader: Loader, readers: Readers, face: Face, meter: Meter) -> None:
         self._loader, self._readers, self._face, self._meter = loader, readers, face, meter
-        self._steps = readers.epoch.deal.steps
+        self._deal = readers.epoch.deal
+        self._steps = self._deal.steps
         self._started: deque[tuple[HandOver, np.ndarray]] = deque()
         self._next_start = self._next_delivery = 0
         self._row_bytes = row_bytes(readers.store.fields)
@@ -253,8 +254,7 @@ class _Iteration:
             self._shut_down()
             raise
         self._next_delivery += 1
-        epoch = self._readers.epoch
-        self._loader.delivered(epoch.number, epoch.deal.position_after(self._next_delivery))
+        self._loader.delivered(self._deal.position_after(self._next_delivery))
         self._meter.count(len(rows), len(rows) * self._row_bytes, time.perf_counter() - began)
         return batch
 
@@ -283,13 +283,15 @@ class _Iteration:
         return True
 
     def _make_room(self) -> None:
-        """Go on although the caller keeps batches, and say once what that costs."""
+        """Go on although the caller keeps batches, and say once when that goes beyond the budget."""
         slots, plan = self._readers.slots, self._readers.plan
-        if slots.ensure(plan.batches_per_read) and not self._loader.told_kept:
+        slots.ensure(plan.batches_per_read)
+        added_bytes = (slots.count - slots.planned) * plan.batch_bytes
+        if plan.planned_bytes + added_bytes > plan.limit_bytes and not self._loader.told_kept:
             self._loader.told_kept = True
             warnings.warn(
-                f"{slots.lent} batches are being kept, each of {format_size(plan.batch_bytes)}. Their memory is yours "
-                f"and comes on top of memory={format_size(plan.limit_bytes)}; keep copies of what you need, or fewer",
+                f"{slots.lent} batches are being kept, each of {format_size(plan.batch_bytes)}. Their memory is yours, "
+                f"and goes beyond memory={format_size(plan.limit_bytes)}; keep copies of what you need, or fewer",
                 KeptBatches,
                 stacklevel=3,
             )
@@ -302,6 +304,8 @@ def _shut_down(readers: Readers, face: Face) -> None:
 
 def _order(length: int, shuffle: bool | Order, seed: int) -> Order:
     check_seed(seed)
+    if length == 0:
+        raise ConfigError("no samples: the dataset has no rows; check what was selected")
     if isinstance(shuffle, Order):
         return shuffle
     return Shuffled(length, seed) if shuffle else InOrder(length)

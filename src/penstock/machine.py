@@ -80,7 +80,6 @@ def _machine_free() -> int:
 
 def _cgroup_free(limit_path: str, used_path: str) -> int | None:
     try:
-        limit, used = Path(limit_path).read_text().strip(), int(Path(used_path).read_text())
-    except (OSError, ValueError):
+        return max(0, int(Path(limit_path).read_text()) - int(Path(used_path).read_text()))
+    except (OSError, ValueError):  # no such cgroup, or its limit is "max"
         return None
-    return None if limit == "max" else max(0, int(limit) - used)

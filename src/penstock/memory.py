@@ -58,7 +58,7 @@ def release() -> None:
 
 @contextmanager
 def borrow(bytes_: int) -> Iterator[np.ndarray]:
-    """So many bytes of scratch for the length of a ``with``, uninitialised, aligned."""
+    """So many bytes of scratch for the length of a ``with``, uninitialised."""
     mine = _scratch
     begin, size = mine.used, aligned(bytes_)
     mine.used = begin + size

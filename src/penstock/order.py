@@ -9,6 +9,7 @@ Rule 3: seeds are never added. Every key is drawn from ``(seed, epoch, purpose)`
 of epoch 0.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,10 +32,6 @@ SMALL_SET = 4096
 
 # Positions are mapped in pieces that stay in a core's cache: four times as fast as whole arrays.
 PIECE = 4096
-
-_MASK32 = np.uint64(0xFFFFFFFF)
-_MIX1, _MIX2 = np.uint64(0x85EBCA6B), np.uint64(0xC2B2AE35)  # murmur3's finalizer
-_16, _13, _32 = np.uint64(16), np.uint64(13), np.uint64(32)
 
 
 class Order(ABC):
@@ -110,11 +107,11 @@ class Resampled(Order):
         return self.length
 
     def at(self, epoch: int, positions: np.ndarray) -> Rows:
-        keys = _keys(self.seed, epoch, "resample")
-        drawn = np.asarray(positions, np.uint64)
-        high, low = _hash32(drawn ^ keys[0]), _hash32((drawn >> _32) ^ keys[1])
-        both = (_hash32(high ^ keys[2]) << _32) | _hash32(low ^ high ^ keys[3])
-        return np.asarray(both % np.uint64(self.population), np.int64)
+        first, second = _keys(self.seed, epoch, "resample")[:2]
+        drawn = np.asarray(positions, np.uint64) ^ first
+        for key in (second, first):  # one pass leaves neighbouring positions alike
+            drawn = _Word64.mixed(drawn) ^ key
+        return np.asarray(_Word64.mixed(drawn) % np.uint64(self.population), np.int64)
 
     def describe(self) -> Mapping[str, Any]:
         return {"order": "resampled", "rows": self.population, "length": self.length, "seed": self.seed}
@@ -176,7 +173,7 @@ class BlockShuffled(Order):
     def describe(self) -> Mapping[str, Any]:
         return {
             "order": "block-shuffled", "rows": self.length, "seed": self.seed,
-            "blocks": len(self.starts), "window_blocks": self.window_blocks,
+            "blocks": hashlib.sha256(self.starts.tobytes()).hexdigest()[:16], "window_blocks": self.window_blocks,
         }  # fmt: skip
 
     def _mixed(self, epoch: int, window: int, positions: np.ndarray) -> Rows:
@@ -204,13 +201,20 @@ def _window_starts(order: BlockShuffled, epoch: int) -> np.ndarray:
 
 
 class Permutation:
-    """A keyed bijection of ``range(length)`` that needs no table."""
+    """A keyed bijection of ``range(length)`` that needs no table.
+
+    A position is two digits, ``high * low_modulus + low``. In each round one digit is moved, modulo its own modulus, by
+    a hash of the other. Digits of sets up to 2**32 fit 16 bits, so that everything is done in words of 32; of larger
+    sets, in words of 64.
+    """
 
     def __init__(self, length: int, keys: np.ndarray) -> None:
         self.length = length
-        self._high = max(1, isqrt(max(length - 1, 0)) + 1)
-        self._low = max(1, -(-length // self._high))
-        self._keys = keys[: ROUNDS if length > SMALL_SET else ROUNDS_SMALL]
+        word = _Word32 if length <= 2**32 else _Word64
+        high = isqrt(max(length - 1, 0)) + 1
+        self._word = word
+        self._moduli = word.kind(high), word.kind(max(1, -(-length // high)))
+        self._keys = keys[: ROUNDS if length > SMALL_SET else ROUNDS_SMALL].astype(word.kind)
 
     def __call__(self, positions: np.ndarray) -> Rows:
         positions = np.asarray(positions, np.int64)
@@ -220,24 +224,70 @@ class Permutation:
         return rows
 
     def _piece(self, positions: np.ndarray) -> np.ndarray:
-        mixed = self._mix(positions.astype(np.uint64))
+        mixed = self._mix(positions.astype(self._word.kind))
         outside = np.flatnonzero(mixed >= self.length)
         while len(outside):
             mixed[outside] = self._mix(mixed[outside])
             outside = outside[mixed[outside] >= self.length]
-        return mixed.view(np.int64)
+        return mixed
 
     def _mix(self, values: np.ndarray) -> np.ndarray:
-        """One pass of the network: digits take turns, each moved by a hash of the other."""
-        moduli = (np.uint64(self._high), np.uint64(self._low))
-        digits = list(np.divmod(values, moduli[1]))
+        """One pass of the network."""
+        digits = list(np.divmod(values, self._moduli[1]))
         for turn, key in enumerate(self._keys):
             moved, by = turn % 2, 1 - turn % 2
-            shift = (_hash32(digits[by] ^ key) * moduli[moved]) >> _32
+            shift = self._word.below(digits[by] ^ key, self._moduli[moved])
             shift += digits[moved]
-            np.subtract(shift, moduli[moved], out=shift, where=shift >= moduli[moved])
-            digits[moved] = shift
-        return np.asarray(digits[0] * moduli[1] + digits[1])
+            # Modulo, without a division or a mask: what is below the modulus wraps round to a huge number.
+            digits[moved] = np.minimum(shift, shift - self._moduli[moved])
+        return np.asarray(digits[0] * self._moduli[1] + digits[1])
+
+
+class _Word32:
+    """Digits below 2**16 (2**16 itself as a modulus), in words of 32 bits."""
+
+    kind = np.uint32
+    _mix1, _mix2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)  # murmur3's finalizer
+    _15, _16 = np.uint32(15), np.uint32(16)
+
+    @classmethod
+    def below(cls, values: np.ndarray, modulus: np.unsignedinteger) -> np.ndarray:
+        """Hash each value to a number below the modulus. Overwrites ``values``."""
+        values *= cls._mix1
+        values ^= values >> cls._15
+        values *= cls._mix2
+        values >>= cls._16
+        values *= modulus
+        values >>= cls._16
+        return values
+
+
+class _Word64:
+    """Digits below 2**32, in words of 64 bits."""
+
+    kind = np.uint64
+    _mix1, _mix2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)  # murmur3's, 64 bits
+    _31, _32 = np.uint64(31), np.uint64(32)
+
+    @classmethod
+    def mixed(cls, values: np.ndarray) -> np.ndarray:
+        """Every bit of each value spread over all of them. Overwrites ``values``."""
+        for factor in (cls._mix1, cls._mix2):
+            values ^= values >> cls._31
+            values *= factor
+        values ^= values >> cls._32
+        return values
+
+    @classmethod
+    def below(cls, values: np.ndarray, modulus: np.unsignedinteger) -> np.ndarray:
+        """Hash each value to a number below the modulus. Overwrites ``values``."""
+        values *= cls._mix1
+        values ^= values >> cls._31
+        values *= cls._mix2
+        values >>= cls._32
+        values *= modulus
+        values >>= cls._32
+        return values
 
 
 @lru_cache(maxsize=64)
@@ -255,17 +305,4 @@ def check_seed(seed: int) -> None:
 @lru_cache(maxsize=64)
 def _keys(seed: int, epoch: int, *purpose: str | int) -> np.ndarray:
     words = [int.from_bytes(word.encode(), "little") if isinstance(word, str) else word for word in purpose]
-    return np.random.default_rng([seed, epoch, *words]).integers(0, 2**32, ROUNDS_SMALL, dtype=np.uint64)
-
-
-def _hash32(values: np.ndarray) -> np.ndarray:
-    """32 well-mixed bits of each value's low 32 bits."""
-    mixed = values & _MASK32
-    mixed ^= mixed >> _16
-    mixed *= _MIX1
-    mixed &= _MASK32
-    mixed ^= mixed >> _13
-    mixed *= _MIX2
-    mixed &= _MASK32
-    mixed ^= mixed >> _16
-    return mixed
+    return np.random.default_rng([seed, epoch, *words]).integers(0, 2**63, ROUNDS_SMALL, dtype=np.uint64)

@@ -17,9 +17,9 @@ from penstock.sizes import KiB, MiB, format_size
 from penstock.slots import slot_bytes
 from penstock.spec import Fields, row_bytes
 
-# A read should last long enough to hide the hand-over, some 50 microseconds: batches are put together up to 2 MiB
-# (300 microseconds at memory speed), beyond which they no longer stay in a core's cache until they are used.
-JOIN_BELOW_BYTES = 2 * MiB
+# A read should last long enough to hide its fixed cost, some 100 microseconds with the hand-over: small batches are
+# read several at a time, up to 8 MiB (about 2 milliseconds).
+JOIN_BELOW_BYTES = 8 * MiB
 # A batch is split so that every thread has a part of it, but not into parts below 16 MiB where there are enough: with
 # many threads it is their meeting at the interpreter's lock that limits them (measured on 16 cores).
 SPLIT_ABOVE_BYTES = 16 * MiB
@@ -111,14 +111,22 @@ def make_plan(request: Request) -> Plan:
         holders = _holders(request, batch_bytes, slots=slots, threads=threads, rows_per_read=rows_per_read)
         return sum(holders.values()) <= request.limit_bytes
 
-    while rows_per_read > 1 and not fits(_least_slots(request, rows_per_read), 1, rows_per_read):
-        rows_per_read = max(1, rows_per_read // 2)
-    rows_per_read = _whole_share(rows_per_read, request.batch_rows)
-    least = _least_slots(request, rows_per_read)
-    threads = next(t for t in range(request.threads, 0, -1) if t == 1 or fits(least, t, rows_per_read))
+    # Each in turn, and the next only when this one has all it wants: more memory never means less of anything.
+    smaller = [rows_per_read]
+    while smaller[-1] > 1:
+        smaller.append(_whole_share(smaller[-1] // 2, request.batch_rows))
+    least = _least_slots(request, smaller[-1])
+    threads = next(t for t in range(request.threads, 0, -1) if t == 1 or fits(least, t, smaller[-1]))
+    if threads == request.threads:
+        rows_per_read = next(r for r in smaller if r == 1 or fits(_least_slots(request, r), threads, r))
+    else:
+        rows_per_read = 1
     in_flight = -(-threads * rows_per_read // request.batch_rows)
-    most = min(2 * in_flight + 2 + request.spare_slots, max(least, request.steps + 1))
-    slots = next(s for s in range(max(most, least), 0, -1) if s == least or fits(s, threads, rows_per_read))
+    least = _least_slots(request, rows_per_read)
+    most = max(least, min(2 * in_flight + 2 + request.spare_slots, request.steps + 1))
+    slots = least
+    if rows_per_read == smaller[0]:
+        slots = next(s for s in range(most, 0, -1) if s == least or fits(s, threads, rows_per_read))
 
     ledger = MemoryBudget(request.limit_bytes)
     holders = _holders(request, batch_bytes, slots=slots, threads=threads, rows_per_read=rows_per_read)

@@ -175,14 +175,34 @@ class Readers:
             return None if self._stopping else next(self._reads, None)
 
     def _fill(self, read: Read) -> None:
-        for batch in read.batches:
-            rows = batch.rows[read.begin : read.end]
-            arrays, first = self.slots.memory(batch.slot)
-            at = np.arange(first + read.begin, first + read.begin + len(rows))
+        for batches in self._neighbours(read.batches):
             try:
-                self.store.read_into(rows, at, arrays)
+                self._read(batches, read.begin, read.end)
             except Exception as error:
-                batch.error = error
+                if len(batches) == 1:
+                    batches[0].error = error
+                else:  # find out whose error it is: batches before it are whole
+                    for batch in batches:
+                        self._fill(Read([batch], read.begin, read.end))
+
+    def _neighbours(self, batches: list[Batch]) -> list[list[Batch]]:
+        """Batches grouped so that each group fills consecutive places of the same arrays."""
+        groups: list[list[Batch]] = []
+        after: tuple[object, int] | None = None
+        for batch in batches:
+            arrays, first = self.slots.memory(batch.slot)
+            if after is not None and after[0] is arrays and after[1] == first:
+                groups[-1].append(batch)
+            else:
+                groups.append([batch])
+            after = arrays, first + len(batch.rows)
+        return groups
+
+    def _read(self, batches: list[Batch], begin: int, end: int) -> None:
+        """Rows ``begin`` up to ``end`` of each batch, whose slots follow each other."""
+        rows = np.concatenate([batch.rows[begin:end] for batch in batches])
+        arrays, first = self.slots.memory(batches[0].slot)
+        self.store.read_into(rows, np.arange(first + begin, first + begin + len(rows)), arrays)
 
     def _post(self, read: Read, seconds: float) -> None:
         with self._counting:

@@ -5,6 +5,7 @@ powers of 1024; kB, MB, GB, TB powers of 1000.
 """
 
 import re
+from fractions import Fraction
 
 from penstock.errors import ConfigError
 
@@ -26,7 +27,7 @@ def parse_size(size: int | str, *, argument: str) -> int:
         return size
     written = _WRITTEN.fullmatch(size) if isinstance(size, str) else None
     if written and written[2].lower() in UNITS:
-        bytes_ = int(float(written[1]) * UNITS[written[2].lower()])
+        bytes_ = int(Fraction(written[1]) * UNITS[written[2].lower()])  # exactly: 4.1GB is no float
         if bytes_ > 0:
             return bytes_
     raise ConfigError(

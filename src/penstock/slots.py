@@ -13,6 +13,7 @@ Finalizers may run at any moment, in any thread, inside any lock. So a returning
 
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
@@ -53,14 +54,11 @@ class Slots:
     def count(self) -> int:
         return len(self._arenas)
 
-    def ensure(self, available: int) -> bool:
-        """Add slots until so many are not in the caller's hands; whether any had to be added."""
-        added = False
+    def ensure(self, available: int) -> None:
+        """Add slots until so many are not in the caller's hands."""
         while self.count - self.lent < available:
             self._add(1)
-            added = True
         self.added_peak = max(self.added_peak, self.count - self.planned)
-        return added
 
     def memory(self, number: int) -> tuple[dict[str, np.ndarray], int]:
         """The arrays that hold a slot, and the row of them at which it begins."""
@@ -69,10 +67,11 @@ class Slots:
 
     def lend(self, number: int, rows: int) -> dict[str, np.ndarray]:
         """The first rows of a slot, as arrays whose death returns it."""
-        arrays, begin = self.memory(number)
+        arena = self._arenas[number]
         self._lent.add(number)
         loan = _Loan(self, number)
-        return {name: np.asarray(_Lent(array[begin : begin + rows], loan)) for name, array in arrays.items()}
+        lent = {name: np.asarray(_Lent(arena, described, loan)) for name, described in arena.described(number).items()}
+        return lent if rows == self.rows else {name: array[:rows] for name, array in lent.items()}
 
     def give_back(self, number: int) -> None:
         """A slot returns: for the next read, or to the system if it was added beyond need."""
@@ -112,6 +111,14 @@ class _Arena:
             values = self.block[begin : begin + sizes[name]].view(spec.dtype)
             self.arrays[name] = values.reshape(count * rows, *spec.shape)
             begin += aligned(sizes[name])
+        self._described: dict[int, dict[str, dict[str, Any]]] = {
+            number: {name: array[place : place + rows].__array_interface__ for name, array in self.arrays.items()}
+            for number, place in enumerate(range(0, count * rows, rows), first_slot)
+        }
+
+    def described(self, number: int) -> dict[str, dict[str, Any]]:
+        """A slot's arrays in numpy's words, made once: making them takes longer than lending."""
+        return self._described[number]
 
 
 class _Loan:
@@ -129,8 +136,7 @@ class _Loan:
 class _Lent:
     """What numpy takes for the owner of a lent array's memory."""
 
-    __slots__ = ("__array_interface__", "array", "loan")
+    __slots__ = ("__array_interface__", "arena", "loan")
 
-    def __init__(self, array: np.ndarray, loan: _Loan) -> None:
-        self.array, self.loan = array, loan
-        self.__array_interface__ = array.__array_interface__
+    def __init__(self, arena: _Arena, described: dict[str, Any], loan: _Loan) -> None:
+        self.arena, self.loan, self.__array_interface__ = arena, loan, described

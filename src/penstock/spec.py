@@ -56,10 +56,6 @@ class Cast:
     scale: float = 1.0
     offset: float = 0.0
 
-    def then(self, later: "Cast") -> "Cast":
-        """This cast followed by another, as one."""
-        return Cast(later.dtype, self.scale * later.scale, self.offset * later.scale + later.offset)
-
 
 def row_bytes(fields: Fields) -> int:
     """Bytes of one sample."""

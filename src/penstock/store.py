@@ -74,8 +74,8 @@ class Store(Protocol):
 class Casting(Protocol):
     """A store that can convert on the way, better than by a second pass."""
 
-    def casting(self, casts: Mapping[str, Cast]) -> Store:
-        """The same rows with these fields converted."""
+    def casting(self, casts: Mapping[str, Cast]) -> Store | None:
+        """The same rows with these fields converted, or None where it cannot do that on the way."""
 
 
 @runtime_checkable
@@ -148,9 +148,10 @@ class ExtentStore:
     def close(self) -> None:
         self._files.close()
 
-    def casting(self, casts: Mapping[str, Cast]) -> "ExtentStore":
-        merged = {name: self._casts[name].then(cast) if name in self._casts else cast for name, cast in casts.items()}
-        return ExtentStore(self._arrays, self._files, {**self._casts, **merged})
+    def casting(self, casts: Mapping[str, Cast]) -> "ExtentStore | None":
+        if casts.keys() & self._casts.keys():  # two conversions in a row round twice; one would not
+            return None
+        return ExtentStore(self._arrays, self._files, {**self._casts, **casts})
 
     def choosing(self, names: Sequence[str]) -> "ExtentStore":
         return ExtentStore(

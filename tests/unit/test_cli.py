@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.cli import demo_data
+from penstock.cli import demo, demo_data
 from penstock.cli.demo_training import ByHand
 from penstock.cli.main import main
 

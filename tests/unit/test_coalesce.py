@@ -4,10 +4,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.coalesce import limited, neighbours
+
+patient = settings(deadline=None)  # a busy machine is no failure
 
 # (sources, targets) -> (source, target, rows) of each read
 BY_HAND = [
@@ -59,6 +61,7 @@ def executed(runs):
     return [(run.source + k, run.target + k) for run in runs for k in range(run.rows)]
 
 
+@patient
 @given(STRETCHES)
 def test_reading_the_runs_reads_what_was_wanted(stretches):
     sources, targets = columns(stretches)
@@ -67,12 +70,14 @@ def test_reading_the_runs_reads_what_was_wanted(stretches):
     assert all(run.rows >= 1 for run in runs)
 
 
+@patient
 @given(STRETCHES)
 def test_no_two_runs_could_be_one(stretches):
     for run, later in pairwise(neighbours(*columns(stretches))):
         assert (later.source, later.target) != (run.source + run.rows, run.target + run.rows)
 
 
+@patient
 @given(STRETCHES, st.integers(1, 15))
 def test_limited_runs_read_the_same_and_never_too_much(stretches, most):
     runs = neighbours(*columns(stretches))

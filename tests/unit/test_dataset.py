@@ -1,5 +1,6 @@
 """What a user holds: every way of asking for rows, and every method, compared with plain arrays."""
 
+import gc
 import os
 import pickle
 
@@ -170,6 +171,8 @@ SELECTIONS = {
     "all": slice(None),
     "range backwards": range(30, -1, -5),
     "range from the end": range(-3, 0),
+    "range of a giant step": range(4, 20, 2**70),
+    "slice of a giant step": slice(4, None, 2**70),
 }
 
 
@@ -528,16 +531,33 @@ def test_read_again_after_close(ds):
     assert_holds(ds, arrays())
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def open_files(folder):
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sum(os.path.exists(link) and os.readlink(link).startswith(str(folder)) for link in links)
+
+
+PROC = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+
+
+@PROC
+def test_a_dataset_that_is_gone_keeps_no_files_open(tmp_path):
+    for _ in range(5):
+        ds = in_files(arrays(), tmp_path)
+        ds[0]
+        assert open_files(tmp_path) > 0
+        del ds
+        gc.collect()
+        assert open_files(tmp_path) == 0
+
+
+@PROC
 @pytest.mark.parametrize("max_open_files", [0, 1, 2])
 def test_few_files_stay_open(tmp_path, max_open_files):
     for number in range(6):
         np.save(tmp_path / f"{number}.npy", np.full((2, 3), number))
     ds = ps.open(str(tmp_path / "*.npy"), max_open_files=max_open_files)
     assert ds[::-1]["data"][:, 0].tolist() == [5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0]
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    still = [link for link in links if os.path.exists(link) and os.readlink(link).startswith(str(tmp_path))]
-    assert len(still) <= max_open_files
+    assert open_files(tmp_path) <= max_open_files
     ds.close()
 
 

@@ -1,10 +1,13 @@
 """Reading files: right bytes, few descriptors, and no other file than the one that was opened."""
 
+import contextlib
+import gc
 import os
 import pickle
 import random
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -43,6 +46,17 @@ def descriptors(folder):
         except OSError:
             continue
     return count
+
+
+def mappings(folder):
+    """How many mappings of this process are of files in a folder."""
+    with open("/proc/self/maps") as maps:
+        return sum(str(folder) in line for line in maps)
+
+
+def held(folder):
+    """Descriptors and mappings: what a limit on open files counts."""
+    return descriptors(folder) + mappings(folder)
 
 
 def read(files, file, offset=0, count=10_000, mapped=False):
@@ -144,14 +158,24 @@ def replace(path):
     os.replace(f"{path}.new", path)
 
 
+CHANGES = [(rewrite, "rewritten"), (lengthen, "rewritten"), (shorten, "rewritten"), (replace, "replaced")]
+
+
+@pytest.fixture
+def always_looking(monkeypatch):
+    """No look at a file holds good for any time."""
+    monkeypatch.setattr(fileio, "CHECK_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("always_looking")
 @pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize(
-    ("change", "told"), [(rewrite, "rewritten"), (lengthen, "rewritten"), (shorten, "rewritten"), (replace, "replaced")]
-)
-def test_a_changed_file_is_refused(files_of, change, told, mapped):
+@pytest.mark.parametrize("already_open", [False, True])
+@pytest.mark.parametrize(("change", "told"), CHANGES)
+def test_a_changed_file_is_refused(files_of, change, told, already_open, mapped):
     (file,) = files_of(1)
     files = Files()
-    read(files, file, mapped=mapped)
+    if already_open:
+        read(files, file, mapped=mapped)
     change(file.path)
     for _ in range(2):
         with pytest.raises(Changed) as refused:
@@ -162,13 +186,54 @@ def test_a_changed_file_is_refused(files_of, change, told, mapped):
     assert len(read(files, identify(file.path), count=100, mapped=mapped)) == 100, "the new file can be had as such"
 
 
-def test_a_deleted_file_is_missing(files_of):
+@pytest.mark.parametrize("already_open", [False, True])
+@pytest.mark.parametrize(("change", "told"), CHANGES)
+def test_a_changed_file_is_noticed_soon(files_of, change, told, already_open):
+    (file,) = files_of(1)
+    files = Files()
+    if already_open:
+        read(files, file)
+    change(file.path)
+    if already_open:
+        time.sleep(2 * fileio.CHECK_EVERY_S)
+    with pytest.raises(Changed, match=told):
+        read(files, file)
+
+
+def test_a_file_replaced_a_moment_ago_still_gives_its_own_bytes(files_of):
     (file,) = files_of(1)
     files = Files()
     read(files, file)
+    replace(file.path)
+    with contextlib.suppress(Changed):
+        assert np.array_equal(read(files, file), contents(0))
+
+
+@pytest.mark.usefixtures("always_looking")
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("already_open", [False, True])
+def test_an_emptied_file_is_refused(files_of, already_open, mapped):
+    (file,) = files_of(1)
+    files = Files()
+    if already_open:
+        read(files, file, mapped=mapped)
+    os.truncate(file.path, 0)
+    with pytest.raises(Changed, match="now 0"):
+        read(files, file, mapped=mapped)
+
+
+@pytest.mark.usefixtures("always_looking")
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("already_open", [False, True])
+def test_a_deleted_file_is_missing(files_of, already_open, mapped):
+    (file,) = files_of(1)
+    files = Files()
+    if already_open:
+        read(files, file, mapped=mapped)
     os.remove(file.path)
-    with pytest.raises(Missing, match="no such file"):
-        read(files, file)
+    with pytest.raises(Missing) as missed:
+        read(files, file, mapped=mapped)
+    assert file.path in str(missed.value)
 
 
 def test_identified_by_size_time_and_inode(files_of):
@@ -213,7 +278,7 @@ def test_never_more_open_than_allowed(files_of, tmp_path, max_open, mapped):
     for turn in range(30):
         number = turn * 5 % 6
         assert np.array_equal(read(files, many[number], mapped=mapped), contents(number))
-        assert descriptors(tmp_path) == min(max_open, turn + 1, 6)
+        assert held(tmp_path) == min(max_open, turn + 1, 6)
     files.close()
     assert descriptors(tmp_path) == 0
 
@@ -224,7 +289,7 @@ def test_mapped_and_plain_handles_count_together(files_of, tmp_path):
     files = Files(2)
     for turn in range(20):
         assert np.array_equal(read(files, many[turn % 4], mapped=turn % 3 == 0), contents(turn % 4))
-        assert descriptors(tmp_path) <= 2
+        assert held(tmp_path) <= 2
 
 
 @PROC
@@ -255,7 +320,7 @@ def test_with_none_allowed_nothing_stays_open(files_of, tmp_path, mapped):
     files = Files(0)
     for turn in range(9):
         assert np.array_equal(read(files, many[turn % 3], mapped=mapped), contents(turn % 3))
-        assert descriptors(tmp_path) == 0
+        assert held(tmp_path) == 0
 
 
 @PROC
@@ -285,7 +350,7 @@ def test_many_threads_share_few_descriptors(files_of, tmp_path, max_open):
                 wrong.append(number)
             if turn % 5 == seed % 5:
                 with files._changed:  # nothing is opened or closed while we count
-                    most.append(descriptors(tmp_path))
+                    most.append(held(tmp_path))
 
     in_threads(work, 8)
     assert wrong == []
@@ -367,6 +432,19 @@ def test_closed_files_can_be_read_again(files_of, tmp_path):
 
 
 @PROC
+@pytest.mark.parametrize("mapped", [False, True])
+def test_files_that_nobody_has_any_more_are_closed(files_of, tmp_path, mapped):
+    many = files_of(3)
+    files = Files()
+    for file in many:
+        read(files, file, mapped=mapped)
+    assert held(tmp_path) == 3
+    del files
+    gc.collect()
+    assert held(tmp_path) == 0
+
+
+@PROC
 def test_closing_spares_what_is_lent(files_of, tmp_path):
     one, two = files_of(2)
     files = Files()
@@ -416,14 +494,14 @@ def test_a_forked_child_closes_what_it_inherited_and_opens_its_own(files_of, tmp
     child = os.fork()
     if child == 0:
         try:
-            inherited = descriptors(tmp_path)
+            inherited = held(tmp_path)
             right = np.array_equal(read(files, one, mapped=mapped), contents(0))
-            own = descriptors(tmp_path)
+            own = held(tmp_path)
             os._exit(0 if (inherited, right, own) == (0, True, 1) else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert descriptors(tmp_path) == 2, "the parent keeps its own"
+    assert held(tmp_path) == 2, "the parent keeps its own"
     assert np.array_equal(read(files, two, mapped=mapped), contents(1))
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import BudgetExceeded
@@ -12,6 +12,8 @@ from penstock.plan import BASE_BYTES, THREAD_BYTES, Request, make_plan
 from penstock.sizes import format_size
 from penstock.slots import Slots, slot_bytes
 from penstock.spec import FieldSpec
+
+patient = settings(deadline=None)  # a busy machine is no failure
 
 MiB = 2**20
 PLENTY = 2**60
@@ -51,6 +53,7 @@ def with_limit(request, extra_bytes):
     return replace(request, limit_bytes=make_plan(request).smallest_bytes + extra_bytes)
 
 
+@patient
 @given(REQUESTS, GENEROSITY)
 def test_the_plan_keeps_the_budget(request, extra):
     request = with_limit(request, extra)
@@ -59,6 +62,7 @@ def test_the_plan_keeps_the_budget(request, extra):
     assert plan.smallest_bytes <= request.limit_bytes
 
 
+@patient
 @given(REQUESTS, GENEROSITY)
 def test_the_plan_counts_what_will_be_used(request, extra):
     plan = make_plan(with_limit(request, extra))
@@ -70,6 +74,7 @@ def test_the_plan_counts_what_will_be_used(request, extra):
         assert plan.holders[holder] == bytes_
 
 
+@patient
 @given(REQUESTS, GENEROSITY)
 def test_the_plan_can_run(request, extra):
     plan = make_plan(with_limit(request, extra))
@@ -84,6 +89,7 @@ def test_the_plan_can_run(request, extra):
         assert (plan.reads_per_batch - 1) * plan.rows_per_read < plan.batch_rows, "no read without rows"
 
 
+@patient
 @given(REQUESTS)
 def test_the_smallest_is_accepted_and_a_byte_less_refused(request):
     smallest = make_plan(request).smallest_bytes
@@ -104,6 +110,7 @@ def simple(row_bytes, batch_rows, steps, threads):
     return Request(fields, batch_rows, steps, threads, PLENTY, lambda rows: rows * row_bytes)
 
 
+@patient
 @given(REQUESTS, GENEROSITY, GENEROSITY)
 @example(simple(10**6, batch_rows=1, steps=10**5, threads=2), 9 * MiB // 5, 2 * MiB)
 def test_more_memory_never_means_fewer_threads(request, one, other):
@@ -112,6 +119,7 @@ def test_more_memory_never_means_fewer_threads(request, one, other):
     assert larger.threads >= smaller.threads
 
 
+@patient
 @given(REQUESTS, GENEROSITY, GENEROSITY)
 @example(simple(10_000, batch_rows=32, steps=100, threads=4), 3 * MiB // 4, MiB)
 @example(simple(100, batch_rows=256, steps=10**5, threads=4), 5 * MiB // 4, 3 * MiB // 2)
@@ -121,6 +129,7 @@ def test_more_memory_never_means_fewer_slots(request, one, other):
     assert larger.slots >= smaller.slots
 
 
+@patient
 @given(REQUESTS, GENEROSITY, GENEROSITY)
 def test_more_memory_for_the_same_threads_never_means_fewer_slots(request, one, other):
     less, more = sorted([one, other])
@@ -129,6 +138,7 @@ def test_more_memory_for_the_same_threads_never_means_fewer_slots(request, one, 
         assert larger.slots >= smaller.slots
 
 
+@patient
 @given(REQUESTS)
 def test_a_limit_is_not_a_goal(request):
     plan = make_plan(request)
@@ -137,6 +147,7 @@ def test_a_limit_is_not_a_goal(request):
     assert plan.slots <= max(request.steps + 1, 1 + plan.batches_per_read + request.spare_slots)
 
 
+@patient
 @given(REQUESTS, GENEROSITY)
 def test_printed_with_all_holders_and_the_budget(request, extra):
     plan = make_plan(replace(with_limit(request, extra), limit_note="a quarter of what is free"))

@@ -3,11 +3,13 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.sizes import UNITS, format_size, parse_size
+
+patient = settings(deadline=None)  # a busy machine is no failure
 
 WRITTEN = [
     (1, 1),
@@ -65,6 +67,7 @@ def test_understood_to_the_byte(written, bytes_):
     assert parse_size(written, argument="memory") == bytes_
 
 
+@patient
 @given(st.integers(1, 10**6), st.integers(0, 4), st.sampled_from(sorted(UNITS)))
 def test_decimal_fractions_are_exact(digits, places, unit):
     number = Fraction(digits, 10**places)
@@ -111,6 +114,7 @@ def test_printed(bytes_, text):
     assert format_size(bytes_) == text
 
 
+@patient
 @given(st.integers(1, 2**49))
 def test_what_is_printed_can_be_read_back_within_a_percent(bytes_):
     assert abs(parse_size(format_size(bytes_), argument="memory") - bytes_) <= bytes_ / 100

@@ -110,12 +110,10 @@ VIEWS = {
 def test_any_view_keeps_the_slot(view_of):
     slots = make()
     view = view_of(slots.lend(take(slots), 4)["betas"])
-    gc.collect()
     assert slots.lent == 1
     assert free_numbers(slots) == [1, 2]
     del view
-    gc.collect()
-    assert slots.lent == 0
+    assert slots.lent == 0, "at once, not with the collector"
     assert free_numbers(slots) == [0, 1, 2]
 
 
@@ -162,12 +160,13 @@ def test_a_slot_in_a_cycle_comes_back_with_the_collector():
 def test_kept_batches_get_slots_added():
     slots = make(count=2)
     kept = [slots.lend(take(slots), 4) for _ in range(2)]
-    assert slots.ensure(1)
+    slots.ensure(1)
     assert (slots.count, slots.lent, slots.added_peak) == (3, 2, 1)
     assert free_numbers(slots) == [2]
-    assert not slots.ensure(1)
+    slots.ensure(1)
+    assert slots.count == 3
     kept.append(slots.lend(take(slots), 4))
-    assert slots.ensure(2)
+    slots.ensure(2)
     assert (slots.count, slots.lent, slots.added_peak) == (5, 3, 3)
     for value, batch in enumerate(kept):
         batch["betas"][:] = value
@@ -176,9 +175,9 @@ def test_kept_batches_get_slots_added():
 
 def test_nothing_is_added_without_need():
     slots = make(count=2)
-    assert not slots.ensure(2)
+    slots.ensure(2)
     batch = slots.lend(take(slots), 4)
-    assert not slots.ensure(1)
+    slots.ensure(1)
     assert (slots.count, slots.added_peak) == (2, 0)
     del batch
 
@@ -289,7 +288,7 @@ def test_closed_memory_goes_with_its_last_array():
     fill(slots, 1, 2)
     kept = slots.lend(take(slots), 16)["image"]
     slots.close()
-    assert (kept == 1).all()
+    assert kept.min() == kept.max() == 1
     assert held_bytes() - before > 30 * MiB
     del kept
     gc.collect()

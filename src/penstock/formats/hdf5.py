@@ -4,6 +4,7 @@ Understood directly: contiguous datasets, and chunks of exactly one row, plain o
 Everything else is read by h5py, behind one lock, with the file open only while a read lasts.
 """
 
+import errno
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import numpy as np
 
 from penstock import coalesce
 from penstock.combine import Joined, Part
-from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch, Truncated, Unavailable, Unsafe
+from penstock.errors import ConfigError, Corrupt, Missing, PenstockError, SchemaMismatch, Truncated, Unavailable, Unsafe
 from penstock.extents import CodecId, Contiguous, Extents, FileId, RowChunks
 from penstock.fileio import check_unchanged, identify
 from penstock.memory import aligned, borrow
@@ -79,9 +80,11 @@ def _opened(file: FileId, cache_bytes: int = 0) -> Iterator[Any]:
     except OSError as error:
         if "truncated" in str(error):
             raise Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again") from error
-        if "signature" in str(error):
-            raise Corrupt(f"{file.path}: not an HDF5 file ({file.size:,} bytes; {error})") from error
-        raise Unavailable(f"{file.path}: cannot be opened as HDF5: {error}") from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT):
+            raise Unavailable(f"{file.path}: cannot be read ({error}); check the path and its permissions") from error
+        raise Corrupt(
+            f"{file.path}: not a whole HDF5 file ({file.size:,} bytes; {error}); fetch it again, or leave it out"
+        ) from error
     with h5:
         yield h5
 
@@ -261,9 +264,13 @@ class H5pyStore:
         check_unchanged(self.file)
         ascending = np.argsort(rows, kind="stable")
         cache_bytes = max((self.specs[name].cache_bytes for name in out), default=0)
-        with _ONE_AT_A_TIME, _opened(self.file, cache_bytes) as h5:
-            for name, target in out.items():
-                self._read_field(h5[name], name, rows[ascending], at[ascending], target)
+        try:
+            with _ONE_AT_A_TIME, _opened(self.file, cache_bytes) as h5:
+                for name, target in out.items():
+                    self._read_field(h5[name], name, rows[ascending], at[ascending], target)
+        except (PenstockError, KeyError):
+            check_unchanged(self.file)  # another file under its name is the likelier cause
+            raise
 
     def _read_field(self, dataset: Any, name: str, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         """``rows`` ascend, with repeats: read each run of neighbours once and copy it out."""

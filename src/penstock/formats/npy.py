@@ -37,11 +37,12 @@ def parse(path: str) -> Contiguous:
             ) from None
         if "mmap length" in str(error):
             raise Truncated(f"{path}: shorter ({file.size:,} bytes) than its header says; fetch it again") from None
-        raise Corrupt(f"{path}: not a readable .npy file: {error}") from error
+        raise Corrupt(f"{path}: not a .npy file ({file.size:,} bytes); fetch it again, or leave it out") from None
     except EOFError:
-        raise Truncated(f"{path}: ends inside its header ({file.size:,} bytes)") from None
+        raise Truncated(f"{path}: ends inside its header ({file.size:,} bytes); fetch it again") from None
     if not isinstance(array, np.memmap):
-        raise Corrupt(f"{path}: named .npy, but is another kind of NumPy file")
+        array.close()
+        raise Corrupt(f"{path}: named .npy, but an .npz archive; save each array with np.save")
     if array.ndim == 0:
         raise SchemaMismatch(f"{path}: holds a single number, expected an array with one row a sample")
     if not array.flags.c_contiguous:

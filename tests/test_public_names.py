@@ -1,0 +1,59 @@
+"""What ``import penstock`` gives, and what it costs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+
+PUBLIC = [
+    "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "Order", "Plan", "Resampled", "Shuffled", "Stats",
+    "Store", "concat", "errors", "from_arrays", "join", "open",
+]  # fmt: skip
+
+HEAVY = ("torch", "h5py", "imagecodecs", "tqdm", "pandas", "scipy", "hypothesis", "pytest")
+
+# Someone who types ``penstock --help`` waits for this.
+IMPORT_SECONDS = 0.2
+
+MEASURE = """
+import json, sys, time
+began = time.perf_counter()
+import penstock
+seconds = time.perf_counter() - began
+print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
+"""
+
+
+def test_public_names_are_pinned():
+    assert sorted(penstock.__all__) == sorted(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_there_and_explained(name):
+    assert getattr(penstock, name).__doc__
+
+
+def test_version_is_one():
+    assert all(part.isdigit() for part in penstock.__version__.split("."))
+
+
+@pytest.fixture(scope="module")
+def imported():
+    """Five fresh interpreters: what they had loaded, and the quickest import."""
+    told = []
+    for _ in range(5):
+        ran = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=60)
+        told.append(json.loads(ran.stdout))
+    return {"modules": told[0]["modules"], "seconds": min(each["seconds"] for each in told)}
+
+
+@pytest.mark.parametrize("library", HEAVY)
+def test_import_brings_no_heavy_library(imported, library):
+    assert library not in imported["modules"]
+
+
+def test_import_is_quick(imported):
+    assert imported["seconds"] < IMPORT_SECONDS
