@@ -27,26 +27,86 @@ class Decoder(Protocol):
 def decoder(codec: CodecId) -> Decoder:
     """The decoder of a codec named in a table."""
     name, parameter = codec
-    if name == "deflate":
-        return _deflate
     if name == "shuffle":
         return Unshuffle(parameter)
-    raise ConfigError(f"no decoder for codec {name!r}; known: deflate, shuffle")
+    if name == "fletcher32":
+        return Fletcher32()
+    if name in COMPRESSORS:
+        return Decompress(name)
+    raise ConfigError(f"no decoder for codec {name!r}; known: shuffle, fletcher32, {', '.join(COMPRESSORS)}")
 
 
-def _deflate(source: np.ndarray, target: np.ndarray) -> None:
-    try:
-        import imagecodecs
-    except ImportError:
-        raise ConfigError('reading deflate (gzip) chunks needs imagecodecs: pip install "penstock[hdf5]"') from None
-    try:
-        decoded = imagecodecs.deflate_decode(source, out=target)  # type: ignore[arg-type]  # its stubs know no arrays
-    except imagecodecs.DeflateError as error:
-        raise DecodeFailed(
-            f"deflate: {len(source):,} bytes do not inflate to the expected {len(target):,} ({error})"
-        ) from error
-    if len(decoded) != len(target):
-        raise DecodeFailed(f"deflate: inflates to {len(decoded):,} bytes, expected {len(target):,}")
+COMPRESSORS = {
+    "deflate": "deflate_decode",  # libdeflate: three times zlib
+    "lzf": "lzf_decode",
+    "zstd": "zstd_decode",
+    "lz4": "lz4h5_decode",  # in the frame that HDF5's filter writes
+    "blosc": "blosc_decode",
+}
+"""What each compressor's decoder is called in imagecodecs; all write into ``out=`` and release the lock."""
+
+
+class Decompress:
+    """One of the general compressors, undone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, source: np.ndarray, target: np.ndarray) -> None:
+        try:
+            import imagecodecs
+        except ImportError:
+            raise ConfigError(f'reading {self.name} chunks needs imagecodecs: pip install "penstock[hdf5]"') from None
+        try:
+            decoded = getattr(imagecodecs, COMPRESSORS[self.name])(source, out=target)
+        except (RuntimeError, ValueError) as error:  # its own errors derive from the one, bad arguments are the other
+            raise DecodeFailed(
+                f"{self.name}: {len(source):,} bytes do not decode to the expected {len(target):,} ({error})"
+            ) from error
+        if len(decoded) != len(target):
+            raise DecodeFailed(f"{self.name}: decodes to {len(decoded):,} bytes, expected {len(target):,}")
+
+
+class Fletcher32:
+    """HDF5's checksum: the last four bytes of a chunk, verified and left off.
+
+    Two sums over 16-bit words, modulo 65535: of the words, and of the running sums of the words.
+    """
+
+    BYTES = 4
+    WORDS = 65536  # sums over so many words are exact in double precision, where a dot product is fastest
+
+    def __call__(self, source: np.ndarray, target: np.ndarray) -> None:
+        np.copyto(target, self.checked(source))
+
+    def checked(self, source: np.ndarray) -> np.ndarray:
+        """The bytes before the checksum, if it is theirs."""
+        if len(source) < self.BYTES:
+            raise DecodeFailed(f"fletcher32: {len(source)} bytes have no room for a checksum")
+        payload, stored = source[: -self.BYTES], source[-self.BYTES :]
+        found = self._sums(payload)
+        # HDF5 before 1.6.3 wrote the bytes of each sum the other way round.
+        if found not in (_halves(stored.tobytes(), "<"), _halves(stored.tobytes(), ">")):
+            raise DecodeFailed(f"fletcher32: the checksum of {len(payload):,} bytes does not match the stored one")
+        return payload
+
+    def _sums(self, payload: np.ndarray) -> tuple[int, int]:
+        odd = len(payload) % 2
+        words = payload[: len(payload) - odd].view(">u2")
+        first = second = 0
+        for begin in range(0, len(words), self.WORDS):
+            block = words[begin : begin + self.WORDS].astype(np.float64)
+            second += len(block) * first + int(np.dot(np.arange(len(block), 0, -1, dtype=np.float64), block))
+            first += int(block.sum())
+        if odd:
+            first += int(payload[-1]) << 8
+            second += first
+        return first % 65535, second % 65535
+
+
+def _halves(stored: bytes, order: str) -> tuple[int, int]:
+    low, high = np.frombuffer(stored, f"{order}u2").tolist()
+    return low % 65535, high % 65535
 
 
 class Unshuffle:
@@ -86,11 +146,11 @@ def convert(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
 
 
 def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
-    """The same for one piece that fits a cache."""
+    """The same for one piece, of any shape."""
     if target.dtype == np.float16 and (cast.scale != 1 or cast.offset != 0):
         # Half precision has 11 bits: scale in single and round once.
-        with borrow(4 * len(target)) as scratch:
-            single = scratch.view(np.float32)
+        with borrow(4 * target.size) as scratch:
+            single = scratch.view(np.float32).reshape(target.shape)
             convert_piece(source, single, Cast(single.dtype, cast.scale, cast.offset))
             np.copyto(target, single, casting="same_kind")
         return

@@ -5,6 +5,7 @@ A format's parser makes these; one shared reader serves them all. Nothing here o
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -69,17 +70,43 @@ class Contiguous(Array):
         return (self.name, str(self.stored), self.shape, self.rows, self.offset)
 
 
+Box = tuple[slice, ...]
+
+
 @dataclass(frozen=True)
 class RowChunks(Array):
-    """One stored chunk a row, each somewhere in the file, written through ``codecs`` in this order."""
+    """Chunks of one row or a piece of one, each somewhere in the file, written through ``codecs`` in this order.
 
+    Pieces are numbered in C order over the row; all have the shape ``chunk``, also where they reach beyond the row.
+    """
+
+    chunk: tuple[int, ...]
     offsets: np.ndarray
+    """(rows, pieces)"""
     lengths: np.ndarray
+    """(rows, pieces)"""
     codecs: tuple[CodecId, ...] = ()
+    skipped: np.ndarray | None = None
+    """(rows, pieces): bit i is set where codec i was left out, because it did not help; None where none was."""
 
     def __post_init__(self) -> None:
         if self.rows:
             _check_inside(self, int((self.offsets + self.lengths).max()))
+
+    @cached_property
+    def boxes(self) -> list[tuple[Box, Box]]:
+        """For each piece, its place in the row, and the part of the chunk that lies inside the row."""
+        starts = [range(0, size, step) for size, step in zip(self.shape, self.chunk, strict=True)]
+        found = []
+        for corner in product(*starts):
+            ends = [min(c + step, size) for c, step, size in zip(corner, self.chunk, self.shape, strict=True)]
+            inside = tuple(slice(c, end) for c, end in zip(corner, ends, strict=True))
+            found.append((inside, tuple(slice(0, end - c) for c, end in zip(corner, ends, strict=True))))
+        return found
+
+    @cached_property
+    def chunk_bytes(self) -> int:
+        return self.stored.itemsize * prod(self.chunk)
 
     @cached_property
     def longest(self) -> int:
@@ -88,10 +115,11 @@ class RowChunks(Array):
 
     @property
     def index_bytes(self) -> int:
-        return self.offsets.nbytes + self.lengths.nbytes
+        return self.offsets.nbytes + self.lengths.nbytes + (0 if self.skipped is None else self.skipped.nbytes)
 
     def describe(self) -> tuple[object, ...]:
-        return (self.name, str(self.stored), self.shape, self.rows, self.codecs, int(self.lengths.sum()))
+        stored = int(self.lengths.sum())
+        return (self.name, str(self.stored), self.shape, self.rows, self.chunk, self.codecs, stored)
 
 
 Extents = Contiguous | RowChunks

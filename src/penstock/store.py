@@ -16,9 +16,18 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from penstock import coalesce
-from penstock.codecs import BLOCK_ELEMENTS, Decoder, Unshuffle, convert, convert_piece, convert_scratch_bytes, decoder
+from penstock.codecs import (
+    BLOCK_ELEMENTS,
+    Decoder,
+    Fletcher32,
+    Unshuffle,
+    convert,
+    convert_piece,
+    convert_scratch_bytes,
+    decoder,
+)
 from penstock.errors import DecodeFailed, OutOfRange
-from penstock.extents import Contiguous, Extents, RowChunks
+from penstock.extents import Box, Contiguous, Extents, RowChunks
 from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
@@ -265,59 +274,82 @@ class _GatherReader:
 
 
 class _ChunkReader:
-    """One stored chunk a row: read, decoded, converted, into place."""
+    """Chunks of a row, or of pieces of one: read, decoded, converted, into place."""
 
     def __init__(self, array: RowChunks, files: Files, cast: Cast | None) -> None:
         self.array, self.files, self.cast, self.spec = array, files, cast, _delivered(array, cast)
         self.decoders = [decoder(codec) for codec in reversed(array.codecs)]
+        self.whole = array.chunk == array.shape
+
+    def _decoders_of(self, row: int, piece: int) -> list[Decoder]:
+        if self.array.skipped is None or not self.array.skipped[row, piece]:
+            return self.decoders
+        mask, last = int(self.array.skipped[row, piece]), len(self.decoders) - 1
+        return [decode for number, decode in enumerate(self.decoders) if not mask >> (last - number) & 1]
 
     def scratch_bytes(self, rows: int) -> int:
-        row = aligned(self.array.row_bytes)
-        convert_bytes = _convert_bytes(self.array, 1, self.cast)
-        if not self.decoders:
-            return convert_bytes
-        last_in_scratch = 1 if self.cast and not isinstance(self.decoders[-1], Unshuffle) else 0
-        return aligned(self.array.longest) + row * (len(self.decoders) - 1 + last_in_scratch) + convert_bytes
+        array, cast = self.array, self.cast
+        encoded = aligned(array.longest) if self.decoders else 0
+        between = sum(not isinstance(decode, Fletcher32) for decode in self.decoders[:-1])
+        converted_apart = cast is not None and self.decoders and not isinstance(self.decoders[-1], Unshuffle)
+        decoded = aligned(array.chunk_bytes) * (between + (converted_apart or not self.whole))
+        half = aligned(4 * prod(array.chunk)) if cast is not None and cast.dtype == np.float16 else 0
+        return encoded + decoded + max(half, _convert_bytes(array, 1, cast))
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        array = self.array
-        with self.files.lend(array.file) as handle:
+        with self.files.lend(self.array.file) as handle:
             for row, place in zip(rows.tolist(), at.tolist(), strict=True):
-                goal = target[place : place + 1].reshape(-1)
-                offset, length = int(array.offsets[row]), int(array.lengths[row])
-                if not self.decoders:
-                    self._read_plain(handle, offset, goal)
-                    continue
-                with borrow(length) as encoded:
-                    handle.read_into(offset, encoded)
-                    try:
-                        self._decode(encoded, self.decoders, goal)
-                    except DecodeFailed as error:
-                        raise DecodeFailed(
-                            f"{array.file.path}: {array.place(row)}, stored at offset {offset:,} in {length:,} bytes: "
-                            f"{error}. The file is damaged there: restore it, or leave row {row} out with select"
-                        ) from error
+                goal = target[place : place + 1]
+                for piece, (inside, part) in enumerate(self.array.boxes):
+                    if self.whole:
+                        self._read_chunk(handle, row, piece, goal.reshape(-1), self.cast)
+                    else:
+                        self._read_piece(handle, row, piece, goal[0][inside], part)
 
-    def _read_plain(self, handle: Handle, offset: int, goal: np.ndarray) -> None:
-        if self.cast:
-            _read_converted(handle, offset, self.array, goal, self.cast)
-        else:
-            handle.read_into(offset, goal)
+    def _read_piece(self, handle: Handle, row: int, piece: int, goal: np.ndarray, part: Box) -> None:
+        """A chunk that is a piece of a row: decoded as stored, then the part of it that lies inside the row."""
+        with borrow(self.array.chunk_bytes) as scratch:
+            chunk = scratch.view(self.array.stored)
+            self._read_chunk(handle, row, piece, chunk, None)
+            convert_piece(chunk.reshape(self.array.chunk)[part], goal, self.cast or Cast(goal.dtype))
 
-    def _decode(self, encoded: np.ndarray, decoders: list[Decoder], goal: np.ndarray) -> None:
+    def _read_chunk(self, handle: Handle, row: int, piece: int, goal: np.ndarray, cast: Cast | None) -> None:
+        """A chunk into ``goal``, flat and contiguous."""
+        array = self.array
+        offset, length = int(array.offsets[row, piece]), int(array.lengths[row, piece])
+        decoders = self._decoders_of(row, piece)
+        if not decoders:
+            if cast:
+                _read_converted(handle, offset, array, goal, cast)
+            else:
+                handle.read_into(offset, goal)
+            return
+        with borrow(length) as encoded:
+            handle.read_into(offset, encoded)
+            try:
+                self._decode(encoded, decoders, goal, cast)
+            except DecodeFailed as error:
+                raise DecodeFailed(
+                    f"{array.file.path}: {array.place(row)}, chunk {piece} at offset {offset:,} of {length:,} bytes: "
+                    f"{error}. The file is damaged there: restore it, or leave row {row} out with select"
+                ) from error
+
+    def _decode(self, source: np.ndarray, decoders: list[Decoder], goal: np.ndarray, cast: Cast | None) -> None:
         decode, *later = decoders
-        if later:
-            with borrow(self.array.row_bytes) as between:
-                decode(encoded, between)
-                self._decode(between, later, goal)
-        elif self.cast is None:
-            decode(encoded, goal.view(np.uint8))
+        if isinstance(decode, Fletcher32) and later:
+            self._decode(decode.checked(source), later, goal, cast)
+        elif later:
+            with borrow(self.array.chunk_bytes) as between:
+                decode(source, between)
+                self._decode(between, later, goal, cast)
+        elif cast is None:
+            decode(source, goal.view(np.uint8))
         elif isinstance(decode, Unshuffle):
-            self._unshuffle_converting(decode, encoded, goal, self.cast)
+            self._unshuffle_converting(decode, source, goal, cast)
         else:
-            with borrow(self.array.row_bytes) as decoded:
-                decode(encoded, decoded)
-                convert(decoded.view(self.array.stored), goal, self.cast)
+            with borrow(self.array.chunk_bytes) as decoded:
+                decode(source, decoded)
+                convert(decoded.view(self.array.stored), goal, cast)
 
     def _unshuffle_converting(self, unshuffle: Unshuffle, source: np.ndarray, goal: np.ndarray, cast: Cast) -> None:
         with borrow(unshuffle.width * min(len(goal), BLOCK_ELEMENTS)) as scratch:

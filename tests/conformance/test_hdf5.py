@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import hdf5plugin
 import numpy as np
 import pytest
 
@@ -19,14 +20,24 @@ DIRECT: dict[str, dict[str, Any]] = {
     "gzip": {"chunks": "row", "compression": "gzip"},
     "gzip + shuffle": {"chunks": "row", "compression": "gzip", "shuffle": True},
     "shuffle": {"chunks": "row", "shuffle": True},
+    "fletcher32": {"chunks": "row", "fletcher32": True},
+    "gzip + shuffle + fletcher32": {"chunks": "row", "compression": "gzip", "shuffle": True, "fletcher32": True},
+    "lzf": {"chunks": "row", "compression": "lzf"},
+    "zstd": {"chunks": "row", **hdf5plugin.Zstd()},
+    "zstd + shuffle": {"chunks": "row", "shuffle": True, **hdf5plugin.Zstd()},
+    "lz4": {"chunks": "row", **hdf5plugin.LZ4()},
+    "blosc": {"chunks": "row", **hdf5plugin.Blosc("lz4")},
+    "pieces": {"chunks": "pieces"},
+    "pieces, gzip + shuffle": {"chunks": "pieces", "compression": "gzip", "shuffle": True},
+    "pieces, gzip + fletcher32": {"chunks": "pieces", "compression": "gzip", "fletcher32": True},
 }
 THROUGH_H5PY: dict[str, dict[str, Any]] = {
     "chunks of rows": {"chunks": "rows", "compression": "gzip"},
     "chunks of parts of rows": {"chunks": "parts"},
     "h5py's guess": {"chunks": True, "compression": "gzip", "shuffle": True},
-    "lzf": {"chunks": "row", "compression": "lzf"},
-    "fletcher32": {"chunks": "row", "fletcher32": True},
     "scale-offset": {"chunks": "row", "scaleoffset": 0},
+    "bitshuffle": {"chunks": "row", **hdf5plugin.Bitshuffle()},
+    "blosc2": {"chunks": "row", **hdf5plugin.Blosc2("zstd")},
 }
 LAYOUTS = {**DIRECT, **THROUGH_H5PY}
 DTYPES = ["u1", "<i2", ">i2", "<f4", ">f8", "f2", "c8", "bool"]
@@ -35,7 +46,8 @@ DTYPES = ["u1", "<i2", ">i2", "<f4", ">f8", "f2", "c8", "bool"]
 def write(path: Path, values: np.ndarray, layout: dict[str, Any], name: str = "betas") -> None:
     options = dict(layout)
     rows, *rest = values.shape
-    chunks = {"row": (1, *rest), "rows": (min(4, rows), *rest), "parts": (2, *(-(-n // 2) for n in rest))}
+    part = [-(-n * 2 // 3) for n in rest]  # so that the last piece reaches beyond the row
+    chunks = {"row": (1, *rest), "rows": (min(4, rows), *rest), "parts": (2, *part), "pieces": (1, *part)}
     if isinstance(options.get("chunks"), str):
         options["chunks"] = chunks[options["chunks"]]
     with h5py.File(path, "a") as file:
@@ -53,10 +65,14 @@ def through_h5py(path: Path, name: str = "betas") -> np.ndarray:
     return values.astype(values.dtype.newbyteorder("="))
 
 
+FEW_DTYPES = ("u1", ">i2", "<f4")
+
+
 @pytest.mark.parametrize(
     ("layout", "dtype"),
     [
-        *((layout, dtype) for layout in DIRECT for dtype in DTYPES),
+        *((layout, dtype) for layout in ("contiguous", "gzip + shuffle", "pieces") for dtype in DTYPES),
+        *((layout, dtype) for layout in DIRECT for dtype in FEW_DTYPES),
         *((layout, dtype) for layout in THROUGH_H5PY for dtype in ("u1", ">i2")),
     ],
 )
@@ -68,14 +84,25 @@ def test_layouts(tmp_path: Path, layout: str, dtype: str) -> None:
     check_store(lambda: ps.open(path).store, {"betas": through_h5py(path)})
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(11,), (3, 1), (5, 200, 301), (2, 530, 1000)], ids=str)
-def test_shapes_cast(tmp_path: Path, layout: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("layout", "shape", "dtype"),
+    [
+        *((layout, (3, 20, 31), "float32") for layout in LAYOUTS),
+        *((layout, (11,), "float32") for layout in ("contiguous", "gzip + shuffle", "chunks of rows")),
+        *((layout, (3, 1), "float16") for layout in ("contiguous", "gzip", "pieces")),
+        *((layout, (2, 530, 1000), "float32") for layout in ("contiguous", "gzip + shuffle", "pieces, gzip + shuffle")),
+        *(
+            (layout, (2, 530, 1000), "float16")
+            for layout in ("contiguous", "gzip", "pieces", "chunks of parts of rows")
+        ),
+    ],
+)
+def test_shapes_cast(tmp_path: Path, layout: str, shape: tuple[int, ...], dtype: str) -> None:
     """From scalars to rows of more than one conversion block."""
     path = tmp_path / "session.hdf5"
     write(path, made(shape, "<i2"), LAYOUTS[layout])
-    expected = through_h5py(path).astype(np.float32) * np.float32(1 / 300)
-    check_store(lambda: ps.open(path).cast("betas", "float32", scale=1 / 300).delivered, {"betas": expected})
+    expected = (through_h5py(path).astype(np.float32) * np.float32(1 / 300)).astype(dtype)
+    check_store(lambda: ps.open(path).cast("betas", dtype, scale=1 / 300).delivered, {"betas": expected})
 
 
 def test_fields_of_mixed_layouts_share_rows(tmp_path: Path) -> None:
@@ -133,7 +160,10 @@ def test_chunks_a_filter_was_left_out_of(tmp_path: Path) -> None:
         dataset = file.create_dataset("betas", values.shape, values.dtype, chunks=(1, 10), compression="gzip")
         dataset[:3] = values[:3]
         dataset.id.write_direct_chunk((3, 0), values[3].tobytes(), filter_mask=1)
+    assert isinstance(ps.open(tmp_path / "mask.h5").store, ExtentStore)
     check_store(lambda: ps.open(tmp_path / "mask.h5").store, {"betas": values})
+    scaled = values.astype(np.float32) * np.float32(0.5)
+    check_store(lambda: ps.open(tmp_path / "mask.h5").cast("betas", "f4", scale=0.5).delivered, {"betas": scaled})
 
 
 def test_no_handle_of_the_library_stays_open(tmp_path: Path) -> None:

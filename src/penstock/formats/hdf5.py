@@ -1,7 +1,7 @@
 """HDF5: h5py parses the metadata; the bytes are read outside its lock wherever their layout is understood.
 
-Understood directly: contiguous datasets, and chunks of exactly one row, plain or written through shuffle and deflate.
-Everything else is read by h5py, behind one lock, with the file open only while a read lasts.
+Understood directly: contiguous datasets, and chunks of one row or of a piece of one, written through any of the filters
+below. Everything else is read by h5py, behind one lock, with the file open only while a read lasts.
 """
 
 import errno
@@ -27,8 +27,11 @@ from penstock.store import ExtentStore, Out, Store, check_rows, digest
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
 
-# HDF5's numbers for the filters understood here.
-DEFLATE, SHUFFLE = 1, 2
+# HDF5's registered numbers for the filters understood here.
+FILTERS = {
+    1: "deflate", 2: "shuffle", 3: "fletcher32",
+    32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd",
+}  # fmt: skip
 
 # Rows that pass through h5py at a time, and the largest chunk cache it is given: enough to decode a chunk once for all
 # its rows in a read, where chunks are of a reasonable size.
@@ -178,7 +181,12 @@ def _extents(file: FileId, name: str, dataset: Any) -> Extents | None:
     if dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and dataset.id.get_offset() is not None:
         return Contiguous(file, name, stored, shape, rows, dataset.id.get_offset())
     codecs = _codecs(dataset)
-    if dataset.chunks == (1, *shape) and codecs is not None and dataset.id.get_num_chunks() == rows:
+    if (
+        dataset.chunks
+        and dataset.chunks[0] == 1
+        and codecs is not None
+        and dataset.id.get_num_chunks() == _grid(dataset)
+    ):
         return _row_chunks(file, name, dataset, codecs)
     return None
 
@@ -188,30 +196,28 @@ def _codecs(dataset: Any) -> tuple[CodecId, ...] | None:
     known: list[CodecId] = []
     for position in range(plist.get_nfilters()):
         number, _, parameters, _ = plist.get_filter(position)
-        if number == DEFLATE:
-            known.append(("deflate", 0))
-        elif number == SHUFFLE:
-            known.append(("shuffle", parameters[0] if parameters else dataset.dtype.itemsize))
-        else:
+        if number not in FILTERS or ("fletcher32", 0) in known:  # a checksum that is not the outermost layer
             return None
+        width = parameters[0] if parameters else dataset.dtype.itemsize
+        known.append((FILTERS[number], width if number == 2 else 0))
     return tuple(known)
 
 
-def _row_chunks(file: FileId, name: str, dataset: Any, codecs: tuple[CodecId, ...]) -> RowChunks | None:
-    rows = len(dataset)
-    offsets, lengths = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    unfiltered = []
+def _row_chunks(file: FileId, name: str, dataset: Any, codecs: tuple[CodecId, ...]) -> RowChunks:
+    grid = [-(-size // step) for size, step in zip(dataset.shape, dataset.chunks, strict=True)]
+    offsets, lengths, skipped = np.empty(grid, np.int64), np.empty(grid, np.int64), np.zeros(grid, np.uint32)
 
     def visit(chunk: Any) -> None:
-        offsets[chunk.chunk_offset[0]] = chunk.byte_offset
-        lengths[chunk.chunk_offset[0]] = chunk.size
-        if chunk.filter_mask:
-            unfiltered.append(chunk.chunk_offset[0])
+        at = tuple(begin // step for begin, step in zip(chunk.chunk_offset, dataset.chunks, strict=True))
+        offsets[at], lengths[at], skipped[at] = chunk.byte_offset, chunk.size, chunk.filter_mask
 
     dataset.id.chunk_iter(visit)
-    if unfiltered:  # a filter that did not help was left out for some chunks
-        return None
-    return RowChunks(file, name, dataset.dtype, dataset.shape[1:], rows, offsets, lengths, codecs)
+    rows, shape, chunk = len(dataset), dataset.shape[1:], dataset.chunks[1:]
+    table = (rows, -1)
+    masks = skipped.reshape(table) if skipped.any() else None
+    return RowChunks(
+        file, name, dataset.dtype, shape, rows, chunk, offsets.reshape(table), lengths.reshape(table), codecs, masks
+    )
 
 
 class _ChunkedSpec:
