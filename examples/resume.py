@@ -39,7 +39,7 @@ def train(loader: ps.Loader, model: torch.nn.Module, optimizer: torch.optim.Opti
         optimizer.step()
         if step == batches:
             break
-    return float(loss)
+    return loss.item()
 
 
 def main() -> None:

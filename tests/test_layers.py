@@ -25,6 +25,7 @@ LAYERS = [
     ["slots"],
     ["dataset"],
     ["formats"],
+    ["mapped"],
     ["combine"],
     ["store"],
     ["fileio", "codecs"],

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.errors import ConfigError, DecodeFailed
+from penstock.errors import ConfigError, Corrupt, DecodeFailed
 from penstock.extents import CodecId
 from penstock.memory import aligned, borrow
 from penstock.spec import Cast
@@ -82,12 +82,12 @@ class Fletcher32:
     def checked(self, source: np.ndarray) -> np.ndarray:
         """The bytes before the checksum, if it is theirs."""
         if len(source) < self.BYTES:
-            raise DecodeFailed(f"fletcher32: {len(source)} bytes have no room for a checksum")
+            raise Corrupt(f"fletcher32: {len(source)} bytes have no room for a checksum")
         payload, stored = source[: -self.BYTES], source[-self.BYTES :]
         found = self._sums(payload)
         # HDF5 before 1.6.3 wrote the bytes of each sum the other way round.
         if found not in (_halves(stored.tobytes(), "<"), _halves(stored.tobytes(), ">")):
-            raise DecodeFailed(f"fletcher32: the checksum of {len(payload):,} bytes does not match the stored one")
+            raise Corrupt(f"fletcher32: the checksum of {len(payload):,} bytes does not match the stored one")
         return payload
 
     def _sums(self, payload: np.ndarray) -> tuple[int, int]:

@@ -1,27 +1,23 @@
-"""Stores made of stores: chosen rows, several files in a row, fields side by side, converted, mapped.
+"""Stores made of stores: chosen rows, several files in a row, fields side by side, converted.
 
 Each passes target positions through, so that composition copies nothing. Conversions and choices of fields travel
 inwards to the store that reads the bytes, where they cost least.
 """
 
-import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from penstock.codecs import convert, convert_scratch_bytes
-from penstock.errors import ConfigError, OutOfRange, PenstockError, SchemaMismatch, TransformFailed
+from penstock.errors import ConfigError, OutOfRange, SchemaMismatch
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
-from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
+from penstock.spec import Cast, Fields, FieldSpec, Origin
 from penstock.store import Casting, Choosing, Out, Store, check_rows, digest
 
 # Rows converted at a time by a store that could not do it on the way.
 CONVERT_BYTES = 512 * KiB
-
-Transform = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 
 
 def cast_fields(store: Store, casts: Mapping[str, Cast]) -> Store:
@@ -349,126 +345,6 @@ class Converted(Wrapper):
             self.store.read_into(rows, np.arange(count), {name: source})
             convert(source.reshape(-1), ready.view(delivered.dtype), self.casts[name])
             target[at] = ready.view(delivered.dtype).reshape(count, *delivered.shape)
-
-
-class Mapped(Wrapper):
-    """A caller's function over whole reads, whose output is known from a trial run.
-
-    The function takes a dict of arrays with one leading row axis and returns another; it runs in the reader threads.
-    """
-
-    TRIAL_ROWS = 2
-
-    def __init__(self, store: Store, function: Transform) -> None:
-        super().__init__(store)
-        self.function = function
-        self._fields, self._own_row_bytes = self._trial(min(self.TRIAL_ROWS, len(store)))
-
-    @property
-    def fields(self) -> Fields:
-        return self._fields
-
-    @property
-    def fingerprint(self) -> str:
-        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-        return digest("map", self.store.fingerprint, name, self._fields)
-
-    def scratch_bytes(self, rows: int) -> int:
-        inputs = sum(aligned(rows * spec.row_bytes) for spec in self.store.fields.values())
-        return inputs + self.store.scratch_bytes(rows) + aligned(rows * self._own_row_bytes)
-
-    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
-        if len(rows) == 0:
-            return
-        size = sum(aligned(len(rows) * spec.row_bytes) for spec in self.store.fields.values())
-        with borrow(size) as scratch:
-            made = self._call(self._inputs(rows, scratch), rows)
-            for name, target in out.items():
-                target[at] = self._checked(name, made, rows)
-
-    def _inputs(self, rows: np.ndarray, scratch: np.ndarray) -> dict[str, np.ndarray]:
-        inputs, begin = {}, 0
-        for name, spec in self.store.fields.items():
-            size = len(rows) * spec.row_bytes
-            inputs[name] = scratch[begin : begin + size].view(spec.dtype).reshape(len(rows), *spec.shape)
-            begin += aligned(size)
-        self.store.read_into(rows, np.arange(len(rows)), inputs)
-        return inputs
-
-    def _call(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
-        try:
-            made = self.function(inputs)
-            if isinstance(made, Mapping):
-                return {name: np.asarray(values) for name, values in made.items()}
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise TransformFailed(
-                f"map: {self._name()} raised {type(error).__name__}: {error}; it was given rows {_told(rows)} "
-                f"({self.store.origin(int(rows[0]))}), fields {', '.join(inputs)}"
-            ) from error
-        raise TransformFailed(
-            f"map: {self._name()} must return a dict of arrays, one row a sample, and returned {type(made).__name__}"
-        )
-
-    def _checked(self, name: str, made: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
-        expected = (len(rows), *self._fields[name].shape), self._fields[name].dtype
-        values = made.get(name)
-        found = None if values is None else (values.shape, values.dtype.newbyteorder("="))
-        if values is None or found != expected:
-            raise SchemaMismatch(
-                f"map: {self._name()} returned {name!r} as {_shape_told(found)} for rows {_told(rows)} "
-                f"({self.store.origin(int(rows[0]))}); its trial run at the start promised {_shape_told(expected)}. "
-                f"Make its output shape and dtype the same for every row"
-            )
-        return values
-
-    def _trial(self, rows: int) -> tuple[Fields, int]:
-        """What the function returns, and what it allocates a row on the way."""
-        first = np.arange(rows)
-        inputs = {name: spec.empty(rows) for name, spec in self.store.fields.items()}
-        self.store.read_into(first, first, inputs)
-        with _Traced() as peak:
-            made = self._call(inputs, first)
-            allocated = peak()
-        for name, values in made.items():
-            if values.ndim == 0 or len(values) != rows:
-                raise TransformFailed(
-                    f"map: {self._name()} was given {rows} rows and returned {name!r} of shape {values.shape}: "
-                    f"the first axis must be the rows"
-                )
-            if values.dtype.hasobject:
-                raise TransformFailed(f"map: {self._name()} returned {name!r} as Python objects; return numbers")
-        fields = {name: FieldSpec(values.dtype, values.shape[1:]) for name, values in made.items()}
-        return fields, -(-max(allocated, rows * row_bytes(fields)) // max(1, rows))
-
-    def _name(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function))
-
-
-class _Traced:
-    """Peak bytes allocated through Python's allocator (numpy's too) inside the ``with``."""
-
-    def __enter__(self) -> Callable[[], int]:
-        self.mine = not tracemalloc.is_tracing()
-        if self.mine:
-            tracemalloc.start()
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        return lambda: tracemalloc.get_traced_memory()[1] - before
-
-    def __exit__(self, *_: object) -> None:
-        if self.mine:
-            tracemalloc.stop()
-
-
-def _told(rows: np.ndarray) -> str:
-    shown = ", ".join(str(row) for row in rows[:4])
-    return f"{shown} … ({len(rows)} of them)" if len(rows) > 4 else shown
-
-
-def _shape_told(found: tuple[tuple[int, ...], np.dtype] | None) -> str:
-    return "nothing" if found is None else f"{found[1]} {found[0]}"
 
 
 def _check_same_fields(one: Store, other: Store, number: int) -> None:

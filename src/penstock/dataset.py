@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.combine import Concat, Joined, Mapped, Part, Subset, Transform, cast_fields, choose_fields
+from penstock.combine import Concat, Joined, Part, Subset, cast_fields, choose_fields
 from penstock.errors import ConfigError, Missing, OutOfRange, PenstockError
 from penstock.fileio import MAX_OPEN_FILES, Files
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, format_of
+from penstock.mapped import Mapped, Transform
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store
@@ -125,7 +126,7 @@ class Dataset:
     def map(self, function: Transform) -> "Dataset":
         """Pass every read through ``function``: a dict of arrays with one leading row axis in, another out.
 
-        It is tried on two rows now, to learn its output; it then runs in the loader's threads, many rows at a time.
+        It is tried on a row or two now, to learn its output; it then runs in the loader's threads, many rows at a time.
         """
         return Dataset(Mapped(self._delivered, function))
 

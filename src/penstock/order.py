@@ -110,8 +110,8 @@ class Resampled(Order):
         first, second = _keys(self.seed, epoch, "resample")[:2]
         drawn = np.asarray(positions, np.uint64) ^ first
         for key in (second, first):  # one pass leaves neighbouring positions alike
-            drawn = _Word64.mixed(drawn) ^ key
-        return np.asarray(_Word64.mixed(drawn) % np.uint64(self.population), np.int64)
+            drawn = _WORD64.mixed(drawn) ^ key
+        return np.asarray(_WORD64.mixed(drawn) % np.uint64(self.population), np.int64)
 
     def describe(self) -> Mapping[str, Any]:
         return {"order": "resampled", "rows": self.population, "length": self.length, "seed": self.seed}
@@ -210,7 +210,7 @@ class Permutation:
 
     def __init__(self, length: int, keys: np.ndarray) -> None:
         self.length = length
-        word = _Word32 if length <= 2**32 else _Word64
+        word = _WORD32 if length <= 2**32 else _WORD64
         high = isqrt(max(length - 1, 0)) + 1
         self._word = word
         self._moduli = word.kind(high), word.kind(max(1, -(-length // high)))
@@ -243,51 +243,36 @@ class Permutation:
         return np.asarray(digits[0] * self._moduli[1] + digits[1])
 
 
-class _Word32:
-    """Digits below 2**16 (2**16 itself as a modulus), in words of 32 bits."""
+@dataclass(frozen=True)
+class _Word:
+    """Hashing in words of one width; digits and moduli fill half of one."""
 
-    kind = np.uint32
-    _mix1, _mix2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)  # murmur3's finalizer
-    _15, _16 = np.uint32(15), np.uint32(16)
+    kind: type[np.unsignedinteger]
+    factors: tuple[int, int]  # of murmur3's finalizers
+    half: int
 
-    @classmethod
-    def below(cls, values: np.ndarray, modulus: np.unsignedinteger) -> np.ndarray:
+    def below(self, values: np.ndarray, modulus: np.unsignedinteger) -> np.ndarray:
         """Hash each value to a number below the modulus. Overwrites ``values``."""
-        values *= cls._mix1
-        values ^= values >> cls._15
-        values *= cls._mix2
-        values >>= cls._16
+        first, second, half = self.kind(self.factors[0]), self.kind(self.factors[1]), self.kind(self.half)
+        values *= first
+        values ^= values >> self.kind(self.half - 1)
+        values *= second
+        values >>= half
         values *= modulus
-        values >>= cls._16
+        values >>= half
         return values
 
-
-class _Word64:
-    """Digits below 2**32, in words of 64 bits."""
-
-    kind = np.uint64
-    _mix1, _mix2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)  # murmur3's, 64 bits
-    _31, _32 = np.uint64(31), np.uint64(32)
-
-    @classmethod
-    def mixed(cls, values: np.ndarray) -> np.ndarray:
+    def mixed(self, values: np.ndarray) -> np.ndarray:
         """Every bit of each value spread over all of them. Overwrites ``values``."""
-        for factor in (cls._mix1, cls._mix2):
-            values ^= values >> cls._31
-            values *= factor
-        values ^= values >> cls._32
+        for factor in self.factors:
+            values ^= values >> self.kind(self.half - 1)
+            values *= self.kind(factor)
+        values ^= values >> self.kind(self.half)
         return values
 
-    @classmethod
-    def below(cls, values: np.ndarray, modulus: np.unsignedinteger) -> np.ndarray:
-        """Hash each value to a number below the modulus. Overwrites ``values``."""
-        values *= cls._mix1
-        values ^= values >> cls._31
-        values *= cls._mix2
-        values >>= cls._32
-        values *= modulus
-        values >>= cls._32
-        return values
+
+_WORD32 = _Word(np.uint32, (0x85EBCA6B, 0xC2B2AE35), 16)
+_WORD64 = _Word(np.uint64, (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53), 32)
 
 
 @lru_cache(maxsize=64)

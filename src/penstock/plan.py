@@ -91,10 +91,11 @@ class Plan:
 
     def _explain(self, holder: str) -> str:
         if holder == "batches":
-            return f"{self.slots} of {self.batch_rows} rows, {format_size(self.batch_bytes)} each"
+            return f"{self.slots} of {_counted(self.batch_rows, 'row')}, {format_size(self.batch_bytes)} each"
         if holder == "reading":
-            share = f"{self.batches_per_read} batches" if self.batches_per_read > 1 else f"{self.rows_per_read} rows"
-            return f"{self.threads} threads, {share} a read"
+            several = self.batches_per_read > 1
+            share = f"{self.batches_per_read} batches" if several else _counted(self.rows_per_read, "row")
+            return f"{_counted(self.threads, 'thread')}, {share} a read"
         return ""
 
 
@@ -174,9 +175,14 @@ def _refusal(request: Request, smallest: Mapping[str, int], batch_bytes: int) ->
     costliest = max(smallest, key=lambda holder: smallest[holder])
     field, spec = max(request.fields.items(), key=lambda item: item[1].row_bytes)
     told = ", ".join(f"{holder} {format_size(bytes_)}" for holder, bytes_ in smallest.items() if bytes_)
+    largest = f"{format_size(request.batch_rows * spec.row_bytes)} is {field!r} ({spec})"
     return (
         f"memory={format_size(request.limit_bytes)} is too little: the smallest that works is {format_size(needed)} "
-        f"({needed:,} bytes: {told}). Most goes to {costliest}: a batch of {request.batch_rows} rows takes "
-        f"{format_size(batch_bytes)}, of which {format_size(request.batch_rows * spec.row_bytes)} is {field!r} "
-        f"({spec}). Raise memory, or lower batch_size, or leave fields out with columns"
+        f"({needed:,} bytes: {told}). Most goes to {costliest}. A batch of {_counted(request.batch_rows, 'row')} takes "
+        f"{format_size(batch_bytes)}, of which {largest}; reading one row borrows "
+        f"{format_size(request.scratch_bytes(1))}. Raise memory, or lower batch_size, or leave fields out with columns"
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

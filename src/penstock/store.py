@@ -26,7 +26,7 @@ from penstock.codecs import (
     convert_scratch_bytes,
     decoder,
 )
-from penstock.errors import DecodeFailed, OutOfRange
+from penstock.errors import Corrupt, DecodeFailed, OutOfRange
 from penstock.extents import Box, Contiguous, Extents, RowChunks
 from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
@@ -328,8 +328,8 @@ class _ChunkReader:
             handle.read_into(offset, encoded)
             try:
                 self._decode(encoded, decoders, goal, cast)
-            except DecodeFailed as error:
-                raise DecodeFailed(
+            except (Corrupt, DecodeFailed) as error:
+                raise type(error)(
                     f"{array.file.path}: {array.place(row)}, chunk {piece} at offset {offset:,} of {length:,} bytes: "
                     f"{error}. The file is damaged there: restore it, or leave row {row} out with select"
                 ) from error

@@ -67,6 +67,14 @@ def test_layouts_that_h5py_reads(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_function_that_allocates(folder: Path, batch_size: int) -> None:
+    """What a mapped function takes is measured on trial, and planned for."""
+    held = run(folder, "gzip", batch_size=batch_size, memory=None, threads=2, map=True)
+    assert held["peak"] <= held["limit"]
+
+
+@pytest.mark.slow
 def test_torch_imported_by_the_loader_counts(folder: Path) -> None:
     """A program that imports torch only through the loader is told what that takes."""
     code = """

@@ -472,7 +472,7 @@ LAYOUTS = {
     "gzip": ({"chunks": (1, 600), "compression": "gzip"}, DecodeFailed),
     "gzip and shuffle": ({"chunks": (1, 600), "compression": "gzip", "shuffle": True}, DecodeFailed),
     "chunks of several rows": ({"chunks": (BATCH, 600), "compression": "gzip"}, Corrupt),
-    "chunks of half a row": ({"chunks": (1, 300), "compression": "gzip"}, Corrupt),
+    "chunks of half a row": ({"chunks": (1, 300), "compression": "gzip"}, DecodeFailed),
     "checksums": ({"chunks": (1, 600), "fletcher32": True}, Corrupt),
 }
 

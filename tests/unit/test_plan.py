@@ -97,7 +97,7 @@ def test_the_smallest_is_accepted_and_a_byte_less_refused(request):
     with pytest.raises(BudgetExceeded) as refused:
         make_plan(replace(request, limit_bytes=smallest - 1))
     costliest = max(request.fields, key=lambda name: request.fields[name].row_bytes)
-    for told in (f"{smallest:,} bytes", format_size(smallest), f"{request.batch_rows} rows", "batch_size", "columns"):
+    for told in (f"{smallest:,} bytes", format_size(smallest), f"{request.batch_rows} row", "batch_size", "columns"):
         assert told in str(refused.value)
     biggest = request.fields[costliest].row_bytes
     named = [name for name, spec in request.fields.items() if repr(name) in str(refused.value)]
