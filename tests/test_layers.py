@@ -20,6 +20,7 @@ LAYERS = [
     ["nsd", "webdataset", "convert", "measure", "testing"],
     ["loader"],
     ["reader", "face"],
+    ["schedule"],
     ["pytorch", "stats"],
     ["plan"],
     ["slots"],

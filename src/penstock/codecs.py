@@ -155,6 +155,11 @@ def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
             np.copyto(target, single, casting="same_kind")
         return
     np.copyto(target, source, casting="unsafe")
+    rescale(target, cast)
+
+
+def rescale(target: np.ndarray, cast: Cast) -> None:
+    """Values that have the right dtype already: scaled and shifted in place."""
     if cast.scale != 1:
         np.multiply(target, target.dtype.type(cast.scale), out=target)
     if cast.offset != 0:

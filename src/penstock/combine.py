@@ -99,8 +99,6 @@ class Columns(Wrapper):
 class Subset(Wrapper):
     """Chosen rows, in the order and as often as they are named."""
 
-    blocks = None
-
     def __init__(self, store: Store, rows: range | np.ndarray) -> None:
         super().__init__(store)
         if isinstance(rows, range):
@@ -112,6 +110,16 @@ class Subset(Wrapper):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        """Runs of chosen rows that lie in one block; None where rows that share one are chosen far apart."""
+        below = self.store.blocks
+        if below is None or len(self) == 0:
+            return None
+        which = np.searchsorted(below, self.inner(np.arange(len(self))), side="right")
+        starts = np.flatnonzero(np.diff(which, prepend=-1))
+        return starts if len(starts) == len(np.unique(which)) < len(self) else None
 
     @property
     def fingerprint(self) -> str:
@@ -219,8 +227,6 @@ class Part:
 class Joined:
     """Fields side by side: sample ``i`` takes row ``part.rows[i]`` of each part."""
 
-    blocks = None
-
     def __init__(self, parts: Mapping[str, Part]) -> None:
         self.parts = dict(parts)
         lengths = {name: len(part) for name, part in parts.items()}
@@ -239,6 +245,12 @@ class Joined:
         self.fields: Fields = {
             new: part.store.fields[old] for part in parts.values() for new, old in part.names.items()
         }
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        """Those of the parts whose rows are the samples; the others are read at random whatever the order."""
+        found = [part.store.blocks for part in self.parts.values() if part.rows is None]
+        return max((blocks for blocks in found if blocks is not None), key=lambda blocks: -len(blocks), default=None)
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, Part]]]:
         return type(self), (self.parts,)

@@ -74,20 +74,23 @@ Box = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
-class RowChunks(Array):
-    """Chunks of one row or a piece of one, each somewhere in the file, written through ``codecs`` in this order.
+class Chunks(Array):
+    """Chunks of some rows, or of a piece of each, anywhere in the file, written through ``codecs`` in this order.
 
-    Pieces are numbered in C order over the row; all have the shape ``chunk``, also where they reach beyond the row.
+    Pieces are numbered in C order over the row; all have the shape ``chunk``, also where they reach beyond the row, and
+    all hold ``rows_per_chunk`` rows, also the last.
     """
 
+    rows_per_chunk: int
     chunk: tuple[int, ...]
+    """The shape of one row's share of a chunk."""
     offsets: np.ndarray
-    """(rows, pieces)"""
+    """(blocks of rows, pieces)"""
     lengths: np.ndarray
-    """(rows, pieces)"""
+    """(blocks of rows, pieces)"""
     codecs: tuple[CodecId, ...] = ()
     skipped: np.ndarray | None = None
-    """(rows, pieces): bit i is set where codec i was left out, because it did not help; None where none was."""
+    """(blocks of rows, pieces): bit i is set where codec i was left out, as it did not help; None where none was."""
 
     def __post_init__(self) -> None:
         if self.rows:
@@ -106,7 +109,13 @@ class RowChunks(Array):
 
     @cached_property
     def chunk_bytes(self) -> int:
-        return self.stored.itemsize * prod(self.chunk)
+        return self.stored.itemsize * self.rows_per_chunk * prod(self.chunk)
+
+    def block_place(self, block: int) -> str:
+        """``betas[12]``, or ``betas[94:141]`` where chunks hold many rows."""
+        first = block * self.rows_per_chunk
+        last = min(first + self.rows_per_chunk, self.rows)
+        return self.place(first) if self.rows_per_chunk == 1 else f"{self.name}[{first}:{last}]"
 
     @cached_property
     def longest(self) -> int:
@@ -119,10 +128,19 @@ class RowChunks(Array):
 
     def describe(self) -> tuple[object, ...]:
         stored = int(self.lengths.sum())
-        return (self.name, str(self.stored), self.shape, self.rows, self.chunk, self.codecs, stored)
+        return (
+            self.name,
+            str(self.stored),
+            self.shape,
+            self.rows,
+            self.rows_per_chunk,
+            self.chunk,
+            self.codecs,
+            stored,
+        )
 
 
-Extents = Contiguous | RowChunks
+Extents = Contiguous | Chunks
 
 
 def _check_inside(array: Array, end: int) -> None:

@@ -1,6 +1,5 @@
 """In what form batches reach the caller: numpy arrays, torch tensors, or tensors on a device."""
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -9,7 +8,6 @@ import numpy as np
 
 from penstock.combine import cast_fields
 from penstock.errors import ConfigError
-from penstock.machine import held_bytes
 from penstock.slots import Pin
 from penstock.spec import Cast
 from penstock.store import Store
@@ -103,29 +101,19 @@ class DeviceFace(TorchFace):
             self._copies.finish()
 
 
-def make_face(output: Literal["torch", "numpy"], device: Any) -> tuple[Face, dict[str, int]]:
-    """The face asked for, and what had to be imported for it, by name, in bytes of memory."""
+def make_face(output: Literal["torch", "numpy"], device: Any) -> Face:
+    """The face asked for. Imports torch, whose own memory is no loader's, where that is needed."""
     if output not in ("torch", "numpy"):
         raise ConfigError(f'output={output!r}: expected "torch" or "numpy"')
     if output == "numpy":
         if device is not None:
             raise ConfigError(f'device={device!r} needs output="torch": numpy arrays live on the CPU')
-        return NumpyFace(), {}
-    imported = _import_torch()
-    if device is None:
-        return TorchFace(), imported
-    from penstock.pytorch import find_device
-
-    found = find_device(device)
-    return (TorchFace() if found is None else DeviceFace(found)), imported
-
-
-def _import_torch() -> dict[str, int]:
-    before, new = held_bytes(), "torch" not in sys.modules
+        return NumpyFace()
     try:
-        import penstock.pytorch  # noqa: F401
+        from penstock.pytorch import find_device
     except ImportError as error:
         raise ConfigError(
             f'output="torch" needs PyTorch: pip install "penstock[torch]", or ask for output="numpy" ({error})'
         ) from None
-    return {"importing torch": max(0, held_bytes() - before)} if new else {}
+    found = None if device is None else find_device(device)
+    return TorchFace() if found is None else DeviceFace(found)

@@ -20,10 +20,11 @@ from penstock.deal import Deal, Tail
 from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.face import Face, HandOver, make_face
 from penstock.machine import cores, free_bytes, held_bytes
-from penstock.order import InOrder, Order, Shuffled, check_seed
+from penstock.order import BlockShuffled, InBlocks, InOrder, Order, Shuffled, check_seed
 from penstock.plan import Plan, Request, make_plan
-from penstock.reader import Epoch, Readers, ReaderTimes
-from penstock.sizes import format_size, parse_size
+from penstock.reader import Readers, ReaderTimes
+from penstock.schedule import Epoch
+from penstock.sizes import MiB, format_size, parse_size
 from penstock.slots import Slots
 from penstock.spec import row_bytes
 from penstock.stats import Meter, Stats
@@ -35,6 +36,10 @@ IDENTITY = (INDEX, URL, KEY)
 
 STATE_VERSION = 1
 
+# Rows that come in blocks are mixed in windows of about so much, as stored. The window is part of the order, so it
+# follows from the data alone: another budget, batch size or choice of columns must not change it.
+WINDOW_BYTES = 256 * MiB
+
 # With no budget given, a quarter of what is free leaves room for the model and for a second loader.
 DEFAULT_SHARE = 4
 
@@ -44,7 +49,8 @@ class Loader:
 
     ds:          what to load
     batch_size:  samples a batch, on each rank
-    shuffle:     False, True (over the whole set, anew each epoch), or an ``Order`` of your own
+    shuffle:     False, True (anew each epoch: over the whole set, or where files store many rows a chunk, by blocks
+                 mixed in windows, so that each is read once), or an ``Order`` of your own
     seed:        decides the shuffled order, together with the epoch
     memory:      the most the loader may hold, as ``"2GiB"`` or bytes; None takes a quarter of what is free
     threads:     reader threads at most; "auto" takes one a core
@@ -74,9 +80,9 @@ class Loader:
         device: Any = None,
         output: Literal["torch", "numpy"] = "torch",
     ) -> None:
+        self._face = make_face(output, device)
         self._held_before = held_bytes()
-        self._face, imported = make_face(output, device)
-        self._order = _order(len(ds), shuffle, seed)
+        self._order = _order(ds, shuffle, seed)
         self._deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
         self._columns = _check_columns(ds, columns)
         self._store = self._face.prepare(*_chosen(ds, self._columns))
@@ -90,8 +96,8 @@ class Loader:
                 limit_bytes=limit,
                 scratch_bytes=self._store.scratch_bytes,
                 index_bytes=self._store.index_bytes,
+                **_blocks(self._order),
                 spare_slots=self._face.spare_slots,
-                others=imported,
                 limit_note=note,
             )
         )
@@ -285,7 +291,7 @@ class _Iteration:
     def _make_room(self) -> None:
         """Go on although the caller keeps batches, and say once when that goes beyond the budget."""
         slots, plan = self._readers.slots, self._readers.plan
-        slots.ensure(plan.batches_per_read)
+        slots.ensure(plan.batches_filled_together)
         added_bytes = (slots.count - slots.planned) * plan.batch_bytes
         if plan.planned_bytes + added_bytes > plan.limit_bytes and not self._loader.told_kept:
             self._loader.told_kept = True
@@ -302,13 +308,28 @@ def _shut_down(readers: Readers, face: Face) -> None:
     readers.stop()
 
 
-def _order(length: int, shuffle: bool | Order, seed: int) -> Order:
+def _order(ds: Dataset, shuffle: bool | Order, seed: int) -> Order:
     check_seed(seed)
+    length, starts = len(ds), ds.store.blocks
     if length == 0:
         raise ConfigError("no samples: the dataset has no rows; check what was selected")
     if isinstance(shuffle, Order):
         return shuffle
-    return Shuffled(length, seed) if shuffle else InOrder(length)
+    if starts is None:
+        return Shuffled(length, seed) if shuffle else InOrder(length)
+    if not shuffle:
+        return InBlocks(length, starts)
+    block_bytes = int(np.diff(starts, append=length).max()) * row_bytes(ds.store.fields)
+    return BlockShuffled(length, starts, max(1, WINDOW_BYTES // max(1, block_bytes)), seed)
+
+
+def _blocks(order: Order) -> dict[str, int]:
+    """What a plan must know of an order whose rows come in blocks."""
+    if not isinstance(order, BlockShuffled | InBlocks):
+        return {}
+    largest = int(np.diff(order.starts, append=len(order)).max())
+    together = order.window_blocks if isinstance(order, BlockShuffled) else 1
+    return {"block_rows": largest, "window_rows": min(together * largest, len(order))}
 
 
 def _place(face: Face, rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -71,6 +71,19 @@ class InOrder(Order):
 
 
 @dataclass(frozen=True)
+class InBlocks(InOrder):
+    """Row ``i`` at position ``i``, for rows that come in blocks: each block is a window of its own."""
+
+    starts: np.ndarray
+
+    def windows(self, epoch: int) -> np.ndarray:
+        return np.append(self.starts, self.length)
+
+    def blocks_of(self, epoch: int, window: int) -> np.ndarray:
+        return np.array([window])
+
+
+@dataclass(frozen=True)
 class Shuffled(Order):
     """All rows once, in an order drawn anew each epoch, over the whole set."""
 

@@ -9,7 +9,7 @@ limit, not a goal.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.budget import MemoryBudget
 from penstock.errors import BudgetExceeded
@@ -45,10 +45,12 @@ class Request:
     scratch_bytes: Callable[[int], int]
     """What one read of so many rows borrows."""
     index_bytes: int = 0
+    block_rows: int = 0
+    """Rows of the largest block that is read whole; 0 where each row can be read by itself."""
+    window_rows: int = 0
+    """Rows that are mixed together, and so must be in slots together."""
     spare_slots: int = 0
     """Slots held longer than usual (a device copy in flight)."""
-    others: Mapping[str, int] = field(default_factory=dict)
-    """Further holders, such as libraries that had to be imported."""
     limit_note: str = ""
 
 
@@ -67,7 +69,16 @@ class Plan:
     rows_per_read: int
     smallest_bytes: int
     """The smallest budget that would do."""
+    window_rows: int
+    """Rows that are mixed together where rows come in blocks; 0 where each can be read by itself."""
+    window_batches: int
+    """Batches that a window may reach into."""
     limit_note: str = ""
+
+    @property
+    def batches_filled_together(self) -> int:
+        """Slots without which no read could begin."""
+        return self.window_batches or self.batches_per_read
 
     @property
     def batches_per_read(self) -> int:
@@ -93,6 +104,11 @@ class Plan:
         if holder == "batches":
             return f"{self.slots} of {_counted(self.batch_rows, 'row')}, {format_size(self.batch_bytes)} each"
         if holder == "reading":
+            if self.window_rows:
+                return (
+                    f"{_counted(self.threads, 'thread')}, blocks of {_counted(self.rows_per_read, 'row')} read once, "
+                    f"mixed in windows of {self.window_rows:,}"
+                )
             several = self.batches_per_read > 1
             share = f"{self.batches_per_read} batches" if several else _counted(self.rows_per_read, "row")
             return f"{_counted(self.threads, 'thread')}, {share} a read"
@@ -102,8 +118,10 @@ class Plan:
 def make_plan(request: Request) -> Plan:
     """Decide; raise ``BudgetExceeded`` if nothing fits."""
     batch_bytes = slot_bytes(request.fields, request.batch_rows)
-    rows_per_read = _rows_per_read(request)
-    smallest = _holders(request, batch_bytes, slots=2 + request.spare_slots, threads=1, rows_per_read=1)
+    # What a read may be, from what is wanted down to what is needed.
+    sizes = _read_sizes(request)
+    least = _least_slots(request, sizes[-1])
+    smallest = _holders(request, batch_bytes, slots=least, threads=1, rows_per_read=sizes[-1])
     smallest_bytes = sum(smallest.values())
     if smallest_bytes > request.limit_bytes:
         raise BudgetExceeded(_refusal(request, smallest, batch_bytes))
@@ -113,20 +131,14 @@ def make_plan(request: Request) -> Plan:
         return sum(holders.values()) <= request.limit_bytes
 
     # Each in turn, and the next only when this one has all it wants: more memory never means less of anything.
-    smaller = [rows_per_read]
-    while smaller[-1] > 1:
-        smaller.append(_whole_share(smaller[-1] // 2, request.batch_rows))
-    least = _least_slots(request, smaller[-1])
-    threads = next(t for t in range(request.threads, 0, -1) if t == 1 or fits(least, t, smaller[-1]))
+    threads = next(t for t in range(request.threads, 0, -1) if t == 1 or fits(least, t, sizes[-1]))
+    rows_per_read = sizes[-1]
     if threads == request.threads:
-        rows_per_read = next(r for r in smaller if r == 1 or fits(_least_slots(request, r), threads, r))
-    else:
-        rows_per_read = 1
-    in_flight = -(-threads * rows_per_read // request.batch_rows)
+        rows_per_read = next(r for r in sizes if r == sizes[-1] or fits(_least_slots(request, r), threads, r))
     least = _least_slots(request, rows_per_read)
-    most = max(least, min(2 * in_flight + 2 + request.spare_slots, request.steps + 1))
+    most = max(least, min(_slots_wanted(request, threads, rows_per_read), request.steps + 1))
     slots = least
-    if rows_per_read == smaller[0]:
+    if rows_per_read == sizes[0]:
         slots = next(s for s in range(most, 0, -1) if s == least or fits(s, threads, rows_per_read))
 
     ledger = MemoryBudget(request.limit_bytes)
@@ -135,8 +147,31 @@ def make_plan(request: Request) -> Plan:
         ledger.reserve(holder, bytes_)
     return Plan(
         request.limit_bytes, ledger.holders, request.batch_rows, batch_bytes, slots, most, threads, rows_per_read,
-        smallest_bytes, request.limit_note,
+        smallest_bytes, request.window_rows, _window_batches(request), request.limit_note,
     )  # fmt: skip
+
+
+def _read_sizes(request: Request) -> list[int]:
+    """Rows a read, from the most that helps down to the least that works. Blocks are read whole or not at all."""
+    if request.window_rows:
+        return [request.block_rows]
+    sizes = [_rows_per_read(request)]
+    while sizes[-1] > 1:
+        sizes.append(_whole_share(sizes[-1] // 2, request.batch_rows))
+    return sizes
+
+
+def _window_batches(request: Request) -> int:
+    """Batches that a window may reach into: it can begin and end within one."""
+    if not request.window_rows:
+        return 0
+    return min(-(-request.window_rows // request.batch_rows) + 1, max(1, request.steps))
+
+
+def _slots_wanted(request: Request, threads: int, rows_per_read: int) -> int:
+    """Beyond these, more slots would only hold what nobody waits for."""
+    in_flight = _window_batches(request) or -(-threads * rows_per_read // request.batch_rows)
+    return 2 * in_flight + 2 + request.spare_slots
 
 
 def _rows_per_read(request: Request) -> int:
@@ -156,8 +191,9 @@ def _whole_share(rows: int, batch_rows: int) -> int:
 
 
 def _least_slots(request: Request, rows_per_read: int) -> int:
-    """One batch in the caller's hands, and those that one read fills."""
-    return 1 + max(1, rows_per_read // request.batch_rows) + request.spare_slots
+    """One batch in the caller's hands, and those that are filled together."""
+    together = _window_batches(request) or max(1, rows_per_read // request.batch_rows)
+    return 1 + together + request.spare_slots
 
 
 def _holders(request: Request, batch_bytes: int, *, slots: int, threads: int, rows_per_read: int) -> dict[str, int]:
@@ -165,7 +201,6 @@ def _holders(request: Request, batch_bytes: int, *, slots: int, threads: int, ro
         "batches": slots * batch_bytes,
         "reading": threads * (request.scratch_bytes(rows_per_read) + THREAD_BYTES),
         "index": request.index_bytes,
-        **request.others,
         "base": BASE_BYTES,
     }
 
@@ -176,11 +211,18 @@ def _refusal(request: Request, smallest: Mapping[str, int], batch_bytes: int) ->
     field, spec = max(request.fields.items(), key=lambda item: item[1].row_bytes)
     told = ", ".join(f"{holder} {format_size(bytes_)}" for holder, bytes_ in smallest.items() if bytes_)
     largest = f"{format_size(request.batch_rows * spec.row_bytes)} is {field!r} ({spec})"
+    window = (
+        f"Rows come in blocks of {request.block_rows} that are read whole, so {request.window_rows:,} rows are in "
+        f"memory together; shuffle=penstock.Shuffled(rows, seed) needs less, and reads each block many times. "
+        if request.window_rows
+        else ""
+    )
     return (
         f"memory={format_size(request.limit_bytes)} is too little: the smallest that works is {format_size(needed)} "
         f"({needed:,} bytes: {told}). Most goes to {costliest}. A batch of {_counted(request.batch_rows, 'row')} takes "
         f"{format_size(batch_bytes)}, of which {largest}; reading one row borrows "
-        f"{format_size(request.scratch_bytes(1))}. Raise memory, or lower batch_size, or leave fields out with columns"
+        f"{format_size(request.scratch_bytes(1))}. {window}Raise memory, or lower batch_size, or leave fields out with "
+        f"columns"
     )
 
 

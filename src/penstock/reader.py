@@ -7,48 +7,17 @@ Results and errors travel to the caller with their step; an error is raised wher
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import numpy as np
 
 from penstock import memory
-from penstock.deal import Deal
 from penstock.errors import WorkerDied
-from penstock.order import PIECE, Order
 from penstock.plan import Plan
+from penstock.schedule import Batch, Epoch, Part, Read, reads
 from penstock.slots import Slots
 from penstock.store import Store
-
-
-@dataclass
-class Batch:
-    """One batch on its way: its slot, its rows, and the reads still missing."""
-
-    step: int
-    slot: int
-    rows: np.ndarray
-    reads_left: int = 1
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True)
-class Read:
-    """What one thread does in one go: rows ``begin`` up to ``end`` of a batch, or several batches whole."""
-
-    batches: list[Batch]
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What is to be read: one rank's share of one epoch."""
-
-    number: int
-    order: Order
-    deal: Deal
 
 
 @dataclass
@@ -68,7 +37,7 @@ class Readers:
         self._scratch_bytes = store.scratch_bytes(plan.rows_per_read)
         self._turn = threading.Lock()
         self._counting = threading.Lock()
-        self._reads = self._make_reads()
+        self._reads = reads(epoch, plan, self._free_slot)
         self._done: SimpleQueue[list[Batch] | BaseException] = SimpleQueue()
         self._ready: dict[int, Batch] = {}
         self._held: set[int] = set()
@@ -120,34 +89,6 @@ class Readers:
         self._held.discard(batch.slot)
         return batch
 
-    def _make_reads(self) -> Iterator[Read]:
-        """All reads of the epoch, each with its slots taken; ends early when stopping."""
-        order, deal, plan = self.epoch.order, self.epoch.deal, self.plan
-        together = plan.batches_per_read
-        stride = together * max(1, PIECE // (together * plan.batch_rows))
-        for first in range(0, deal.steps, stride):
-            last = min(first + stride, deal.steps)
-            positions, bounds = deal.positions(first, last)
-            rows = order.at(self.epoch.number, positions)
-            for begin in range(first, last, together):
-                batches = []
-                for step in range(begin, min(begin + together, last)):
-                    slot = self._free_slot()
-                    if slot is None:
-                        return
-                    batches.append(Batch(step, slot, rows[bounds[step - first] : bounds[step - first + 1]]))
-                yield from self._split(batches)
-
-    def _split(self, batches: list[Batch]) -> Iterator[Read]:
-        if len(batches) > 1:
-            yield Read(batches, 0, self.plan.batch_rows)
-            return
-        size = len(batches[0].rows)
-        begins = range(0, size, self.plan.rows_per_read)
-        batches[0].reads_left = len(begins)
-        for begin in begins:
-            yield Read(batches, begin, min(begin + self.plan.rows_per_read, size))
-
     def _free_slot(self) -> int | None:
         began = time.perf_counter()
         while not self._stopping:
@@ -175,39 +116,40 @@ class Readers:
             return None if self._stopping else next(self._reads, None)
 
     def _fill(self, read: Read) -> None:
-        for batches in self._neighbours(read.batches):
+        for parts in self._together(read):
             try:
-                self._read(batches, read.begin, read.end)
+                self._read(parts)
             except Exception as error:
-                if len(batches) == 1:
-                    batches[0].error = error
-                else:  # find out whose error it is: batches before it are whole
-                    for batch in batches:
-                        self._fill(Read([batch], read.begin, read.end))
+                if len(parts) == 1:
+                    parts[0].batch.error = error
+                else:  # find out whose error it is: the other batches are whole
+                    for part in parts:
+                        self._fill(Read([part], read.scattered))
 
-    def _neighbours(self, batches: list[Batch]) -> list[list[Batch]]:
-        """Batches grouped so that each group fills consecutive places of the same arrays."""
-        groups: list[list[Batch]] = []
+    def _together(self, read: Read) -> list[list[Part]]:
+        """Parts that one call can read: of the same arrays, and unless scattered, one after another."""
+        groups: list[list[Part]] = []
         after: tuple[object, int] | None = None
-        for batch in batches:
-            arrays, first = self.slots.memory(batch.slot)
-            if after is not None and after[0] is arrays and after[1] == first:
-                groups[-1].append(batch)
+        for part in read.parts:
+            arrays, first = self.slots.memory(part.batch.slot)
+            if after is not None and after[0] is arrays and (read.scattered or after[1] == first):
+                groups[-1].append(part)
             else:
-                groups.append([batch])
-            after = arrays, first + len(batch.rows)
+                groups.append([part])
+            after = arrays, first + len(part.rows)
         return groups
 
-    def _read(self, batches: list[Batch], begin: int, end: int) -> None:
-        """Rows ``begin`` up to ``end`` of each batch, whose slots follow each other."""
-        rows = np.concatenate([batch.rows[begin:end] for batch in batches])
-        arrays, first = self.slots.memory(batches[0].slot)
-        self.store.read_into(rows, np.arange(first + begin, first + begin + len(rows)), arrays)
+    def _read(self, parts: list[Part]) -> None:
+        arrays = self.slots.memory(parts[0].batch.slot)[0]
+        rows = np.concatenate([part.rows for part in parts])
+        at = np.concatenate([part.places + self.slots.memory(part.batch.slot)[1] for part in parts])
+        self.store.read_into(rows, at, arrays)
 
     def _post(self, read: Read, seconds: float) -> None:
         with self._counting:
             self.times.reading += seconds
-            read.batches[0].reads_left -= 1
-            if read.batches[0].reads_left:
-                return
-        self._done.put(read.batches)
+            for part in read.parts:
+                part.batch.reads_left -= 1
+            whole = [part.batch for part in read.parts if part.batch.reads_left == 0]
+        if whole:
+            self._done.put(whole)

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import PurePath
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -25,9 +25,10 @@ from penstock.codecs import (
     convert_piece,
     convert_scratch_bytes,
     decoder,
+    rescale,
 )
 from penstock.errors import Corrupt, DecodeFailed, OutOfRange
-from penstock.extents import Box, Contiguous, Extents, RowChunks
+from penstock.extents import Chunks, Contiguous, Extents
 from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
@@ -42,6 +43,9 @@ MAP_BELOW_BYTES = 32 * KiB
 
 # Rows gathered at a time when they must pass through scratch.
 GATHER_BYTES = 512 * KiB
+
+# Below this, a chunk's rows are put into place in one call, which copies them twice; above it, one by one.
+SCATTER_BELOW_BYTES = 64 * KiB
 
 
 @runtime_checkable
@@ -117,8 +121,6 @@ def digest(*parts: object) -> str:
 class ExtentStore:
     """Fields whose bytes lie at known places of one file."""
 
-    blocks = None
-
     def __init__(self, arrays: Mapping[str, Extents], files: Files, casts: Mapping[str, Cast] | None = None) -> None:
         self._arrays, self._files, self._casts = dict(arrays), files, dict(casts or {})
         self._length = next(iter(arrays.values())).rows
@@ -130,6 +132,11 @@ class ExtentStore:
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        rows = max(array.rows_per_chunk if isinstance(array, Chunks) else 1 for array in self._arrays.values())
+        return np.arange(0, self._length, rows) if rows > 1 else None
 
     @property
     def index_bytes(self) -> int:
@@ -181,7 +188,7 @@ class _Reader(Protocol):
 def _reader(array: Extents, files: Files, cast: Cast | None) -> _Reader:
     if cast is None and not array.stored.isnative:
         cast = Cast(array.spec.dtype)
-    if isinstance(array, RowChunks):
+    if isinstance(array, Chunks):
         return _ChunkReader(array, files, cast)
     if array.row_bytes < MAP_BELOW_BYTES:
         return _GatherReader(array, files, cast)
@@ -274,17 +281,18 @@ class _GatherReader:
 
 
 class _ChunkReader:
-    """Chunks of a row, or of pieces of one: read, decoded, converted, into place."""
+    """Chunks of a row, of many, or of pieces of them: each read once a call, decoded, converted, into place."""
 
-    def __init__(self, array: RowChunks, files: Files, cast: Cast | None) -> None:
+    def __init__(self, array: Chunks, files: Files, cast: Cast | None) -> None:
         self.array, self.files, self.cast, self.spec = array, files, cast, _delivered(array, cast)
         self.decoders = [decoder(codec) for codec in reversed(array.codecs)]
-        self.whole = array.chunk == array.shape
+        self.whole = array.rows_per_chunk == 1 and array.chunk == array.shape
+        self.piece_bytes = array.chunk_bytes // array.rows_per_chunk
 
-    def _decoders_of(self, row: int, piece: int) -> list[Decoder]:
-        if self.array.skipped is None or not self.array.skipped[row, piece]:
+    def _decoders_of(self, block: int, piece: int) -> list[Decoder]:
+        if self.array.skipped is None or not self.array.skipped[block, piece]:
             return self.decoders
-        mask, last = int(self.array.skipped[row, piece]), len(self.decoders) - 1
+        mask, last = int(self.array.skipped[block, piece]), len(self.decoders) - 1
         return [decode for number, decode in enumerate(self.decoders) if not mask >> (last - number) & 1]
 
     def scratch_bytes(self, rows: int) -> int:
@@ -294,30 +302,45 @@ class _ChunkReader:
         converted_apart = cast is not None and self.decoders and not isinstance(self.decoders[-1], Unshuffle)
         decoded = aligned(array.chunk_bytes) * (between + (converted_apart or not self.whole))
         half = aligned(4 * prod(array.chunk)) if cast is not None and cast.dtype == np.float16 else 0
-        return encoded + decoded + max(half, _convert_bytes(array, 1, cast))
+        gathered = 0 if self.whole else min(array.chunk_bytes, array.rows_per_chunk * SCATTER_BELOW_BYTES)
+        return encoded + decoded + gathered + max(half, _convert_bytes(array, 1, cast))
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         with self.files.lend(self.array.file) as handle:
-            for row, place in zip(rows.tolist(), at.tolist(), strict=True):
-                goal = target[place : place + 1]
-                for piece, (inside, part) in enumerate(self.array.boxes):
-                    if self.whole:
-                        self._read_chunk(handle, row, piece, goal.reshape(-1), self.cast)
-                    else:
-                        self._read_piece(handle, row, piece, goal[0][inside], part)
+            if self.whole:
+                for row, place in zip(rows.tolist(), at.tolist(), strict=True):
+                    self._read_chunk(handle, row, 0, target[place : place + 1].reshape(-1), self.cast)
+                return
+            blocks, inner = np.divmod(rows, self.array.rows_per_chunk)
+            for block in sorted(set(blocks.tolist())):
+                here = np.flatnonzero(blocks == block)
+                self._read_block(handle, block, inner[here], at[here], target)
 
-    def _read_piece(self, handle: Handle, row: int, piece: int, goal: np.ndarray, part: Box) -> None:
-        """A chunk that is a piece of a row: decoded as stored, then the part of it that lies inside the row."""
-        with borrow(self.array.chunk_bytes) as scratch:
-            chunk = scratch.view(self.array.stored)
-            self._read_chunk(handle, row, piece, chunk, None)
-            convert_piece(chunk.reshape(self.array.chunk)[part], goal, self.cast or Cast(goal.dtype))
+    def _read_block(self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        """Rows ``inner`` of a block: each of its chunks is decoded once, and its share of each row put into place."""
+        array, cast = self.array, self.cast
+        at_once = self.piece_bytes < SCATTER_BELOW_BYTES and self.spec.dtype != np.float16
+        with borrow(array.chunk_bytes) as scratch:
+            chunk = scratch.view(array.stored).reshape(array.rows_per_chunk, *array.chunk)
+            for piece, (inside, part) in enumerate(array.boxes):
+                self._read_chunk(handle, block, piece, chunk.reshape(-1), None)
+                if at_once:
+                    places: tuple[Any, ...] = (at, *inside)
+                    wanted: tuple[Any, ...] = (inner, *part)
+                    target[places] = chunk[wanted]
+                    continue
+                for row, place in zip(inner.tolist(), at.tolist(), strict=True):
+                    share = chunk[row : row + 1][(slice(None), *part)]
+                    convert_piece(share, target[place : place + 1][(slice(None), *inside)], cast or Cast(target.dtype))
+        if at_once and cast is not None:
+            for place in at.tolist():
+                rescale(target[place : place + 1].reshape(-1), cast)
 
-    def _read_chunk(self, handle: Handle, row: int, piece: int, goal: np.ndarray, cast: Cast | None) -> None:
+    def _read_chunk(self, handle: Handle, block: int, piece: int, goal: np.ndarray, cast: Cast | None) -> None:
         """A chunk into ``goal``, flat and contiguous."""
         array = self.array
-        offset, length = int(array.offsets[row, piece]), int(array.lengths[row, piece])
-        decoders = self._decoders_of(row, piece)
+        offset, length = int(array.offsets[block, piece]), int(array.lengths[block, piece])
+        decoders = self._decoders_of(block, piece)
         if not decoders:
             if cast:
                 _read_converted(handle, offset, array, goal, cast)
@@ -330,8 +353,8 @@ class _ChunkReader:
                 self._decode(encoded, decoders, goal, cast)
             except (Corrupt, DecodeFailed) as error:
                 raise type(error)(
-                    f"{array.file.path}: {array.place(row)}, chunk {piece} at offset {offset:,} of {length:,} bytes: "
-                    f"{error}. The file is damaged there: restore it, or leave row {row} out with select"
+                    f"{array.file.path}: {array.block_place(block)}, chunk {piece} at offset {offset:,} of {length:,} "
+                    f"bytes: {error}. The file is damaged there: restore it, or leave those rows out with select"
                 ) from error
 
     def _decode(self, source: np.ndarray, decoders: list[Decoder], goal: np.ndarray, cast: Cast | None) -> None:

@@ -35,7 +35,7 @@ def standardised(batch: dict) -> dict:
 def smallest(job: dict) -> int:
     """The smallest budget that is accepted, as the refusal of one byte names it."""
     try:
-        ps.Loader(joined(job), batch_size=job["batch_size"], memory=1, threads=job["threads"])
+        ps.Loader(joined(job), batch_size=job["batch_size"], memory=1, threads=job["threads"], shuffle=True)
     except BudgetExceeded as error:
         return int(str(error).split("(")[1].split(" bytes")[0].replace(",", ""))
     raise AssertionError("a budget of one byte was accepted")

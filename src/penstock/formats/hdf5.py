@@ -1,7 +1,7 @@
 """HDF5: h5py parses the metadata; the bytes are read outside its lock wherever their layout is understood.
 
-Understood directly: contiguous datasets, and chunks of one row or of a piece of one, written through any of the filters
-below. Everything else is read by h5py, behind one lock, with the file open only while a read lasts.
+Understood directly: contiguous datasets, and chunks of any shape written through any of the filters below. Everything
+else is read by h5py, behind one lock, with the file open only while a read lasts.
 """
 
 import errno
@@ -17,7 +17,7 @@ import numpy as np
 from penstock import coalesce
 from penstock.combine import Joined, Part
 from penstock.errors import ConfigError, Corrupt, Missing, PenstockError, SchemaMismatch, Truncated, Unavailable, Unsafe
-from penstock.extents import CodecId, Contiguous, Extents, FileId, RowChunks
+from penstock.extents import Chunks, CodecId, Contiguous, Extents, FileId
 from penstock.fileio import check_unchanged, identify
 from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
@@ -32,6 +32,9 @@ FILTERS = {
     1: "deflate", 2: "shuffle", 3: "fletcher32",
     32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd",
 }  # fmt: skip
+
+# Rows in more pieces than this are left to h5py: finding one's way among them would cost more than it gains.
+MOST_PIECES = 65536
 
 # Rows that pass through h5py at a time, and the largest chunk cache it is given: enough to decode a chunk once for all
 # its rows in a read, where chunks are of a reasonable size.
@@ -181,14 +184,11 @@ def _extents(file: FileId, name: str, dataset: Any) -> Extents | None:
     if dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and dataset.id.get_offset() is not None:
         return Contiguous(file, name, stored, shape, rows, dataset.id.get_offset())
     codecs = _codecs(dataset)
-    if (
-        dataset.chunks
-        and dataset.chunks[0] == 1
-        and codecs is not None
-        and dataset.id.get_num_chunks() == _grid(dataset)
-    ):
-        return _row_chunks(file, name, dataset, codecs)
-    return None
+    if codecs is None or not dataset.chunks or dataset.id.get_num_chunks() < _grid(dataset):
+        return None
+    if _grid(dataset) * dataset.chunks[0] > MOST_PIECES * rows:
+        return None
+    return _chunks(file, name, dataset, codecs)
 
 
 def _codecs(dataset: Any) -> tuple[CodecId, ...] | None:
@@ -203,7 +203,7 @@ def _codecs(dataset: Any) -> tuple[CodecId, ...] | None:
     return tuple(known)
 
 
-def _row_chunks(file: FileId, name: str, dataset: Any, codecs: tuple[CodecId, ...]) -> RowChunks:
+def _chunks(file: FileId, name: str, dataset: Any, codecs: tuple[CodecId, ...]) -> Chunks:
     grid = [-(-size // step) for size, step in zip(dataset.shape, dataset.chunks, strict=True)]
     offsets, lengths, skipped = np.empty(grid, np.int64), np.empty(grid, np.int64), np.zeros(grid, np.uint32)
 
@@ -212,12 +212,11 @@ def _row_chunks(file: FileId, name: str, dataset: Any, codecs: tuple[CodecId, ..
         offsets[at], lengths[at], skipped[at] = chunk.byte_offset, chunk.size, chunk.filter_mask
 
     dataset.id.chunk_iter(visit)
-    rows, shape, chunk = len(dataset), dataset.shape[1:], dataset.chunks[1:]
-    table = (rows, -1)
-    masks = skipped.reshape(table) if skipped.any() else None
-    return RowChunks(
-        file, name, dataset.dtype, shape, rows, chunk, offsets.reshape(table), lengths.reshape(table), codecs, masks
-    )
+    table = (grid[0], -1)
+    return Chunks(
+        file, name, dataset.dtype, dataset.shape[1:], len(dataset), dataset.chunks[0], dataset.chunks[1:],
+        offsets.reshape(table), lengths.reshape(table), codecs, skipped.reshape(table) if skipped.any() else None,
+    )  # fmt: skip
 
 
 class _ChunkedSpec:
