@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from multiprocessing.reduction import ForkingPickler
 
@@ -154,7 +155,9 @@ def _check_fork(store: Store, expected: Values, rng: np.random.Generator) -> Non
     """A store that was read from works in a forked child, and in the parent afterwards."""
     if sys.platform != "linux":
         return
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns wherever another thread lives
+        child = os.fork()
     if child == 0:
         status = 1
         try:
