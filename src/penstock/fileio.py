@@ -158,6 +158,9 @@ class Handle:
         if mapped:  # a mapping needs no descriptor any more
             try:
                 self.bytes = _map(self.descriptor, file.size)
+            except (OSError, ValueError) as error:
+                check_unchanged(file)  # the likelier cause: it is shorter now
+                raise Unavailable(f"{file.path}: mapping {file.size:,} bytes failed: {error}") from error
             finally:
                 os.close(self.descriptor)
                 self.descriptor = -1
@@ -220,7 +223,7 @@ def _map(descriptor: int, size: int) -> np.ndarray:
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
-        raise Unavailable(f"mapping {size:,} bytes failed: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     block = (ctypes.c_uint8 * size).from_address(address)
     weakref.finalize(block, libc.munmap, address, size).atexit = False
     mapped = np.frombuffer(memoryview(block), np.uint8)
