@@ -1,13 +1,17 @@
 """penstock feeds PyTorch from datasets far larger than memory, inside a memory budget given in bytes."""
 
-from penstock import errors
-from penstock.dataset import Dataset, concat, from_arrays, join, open
-from penstock.loader import Loader
-from penstock.order import BlockShuffled, InOrder, Order, Resampled, Shuffled
-from penstock.plan import Plan
-from penstock.spec import FieldSpec
-from penstock.stats import Stats
-from penstock.store import Store
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock import errors
+    from penstock.dataset import Dataset, concat, from_arrays, join, open
+    from penstock.loader import Loader
+    from penstock.order import BlockShuffled, InOrder, Order, Resampled, Shuffled
+    from penstock.plan import Plan
+    from penstock.spec import FieldSpec
+    from penstock.stats import Stats
+    from penstock.store import Store
 
 __version__ = "0.1.0"
 
@@ -15,3 +19,28 @@ __all__ = [
     "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "Order", "Plan", "Resampled", "Shuffled", "Stats",
     "Store", "concat", "errors", "from_arrays", "join", "open",
 ]  # fmt: skip
+
+# Each name is fetched on first use: importing penstock takes milliseconds, and numpy is imported when it is needed.
+_HOMES = {
+    "dataset": ("Dataset", "concat", "from_arrays", "join", "open"),
+    "loader": ("Loader",),
+    "order": ("BlockShuffled", "InOrder", "Order", "Resampled", "Shuffled"),
+    "plan": ("Plan",),
+    "spec": ("FieldSpec",),
+    "stats": ("Stats",),
+    "store": ("Store",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("penstock.errors")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"penstock.{_HOME_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
