@@ -29,8 +29,10 @@ LAYERS = [
     ["mapped"],
     ["combine"],
     ["store"],
+    ["chunkread"],
+    ["rangeread", "index"],
     ["fileio", "codecs"],
-    ["memory", "budget", "order", "deal", "extents", "coalesce"],
+    ["memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally"],
     ["machine", "spec", "sizes"],
     ["errors"],
 ]
@@ -38,7 +40,7 @@ LAYERS = [
 # Who may import what is not numpy or Python's own.
 DOORS = {
     "torch": {"pytorch", "cli", "testing"},
-    "h5py": {"formats.hdf5", "cli", "testing"},
+    "h5py": {"formats.hdf5", "formats.h5py_store", "cli", "testing"},
 }
 
 # Unpickling and starting processes is what a reader of other people's files must not do.

@@ -5,7 +5,7 @@ needs no copy afterwards. Reads of large rows are few, so this is a plain loop: 
 numbers is ten times as much, and it is paid under the interpreter's lock, where all threads wait for it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,11 @@ def neighbours(sources: np.ndarray, targets: np.ndarray) -> list[Run]:
     return runs
 
 
+def consecutive(numbers: np.ndarray) -> bool:
+    """Whether they follow each other, so that a slice can stand for them."""
+    return int(numbers[-1]) - int(numbers[0]) == len(numbers) - 1 and bool((np.diff(numbers) == 1).all())
+
+
 def limited(runs: Iterable[Run], most: int) -> list[Run]:
     """The same, with no read of more than ``most`` rows."""
     return [
@@ -42,3 +47,33 @@ def limited(runs: Iterable[Run], most: int) -> list[Run]:
         for run in runs
         for done in range(0, run.rows, most)
     ]
+
+
+class Span(NamedTuple):
+    """One read that serves several wanted ranges."""
+
+    which: np.ndarray
+    """Numbers of the ranges, in the order of the file."""
+    begin: int
+    end: int
+
+
+def spans(
+    offsets: np.ndarray, lengths: np.ndarray, wanted: np.ndarray, gap_bytes: int, most_bytes: int
+) -> Iterator[Span]:
+    """Ranges ``wanted`` of those given -> reads in the order of the file.
+
+    Ranges are read together where no more than ``gap_bytes`` lie between them, up to ``most_bytes`` a read; a longer
+    range is a read of its own.
+    """
+    order = wanted[np.argsort(offsets[wanted], kind="stable")]
+    begins = offsets[order]
+    ends = np.maximum.accumulate(begins + lengths[order]) if len(order) else begins
+    apart = np.flatnonzero(begins[1:] - ends[:-1] > gap_bytes) + 1
+    for first, after in zip([0, *apart.tolist()], [*apart.tolist(), len(order)], strict=True):
+        while first < after:
+            begin = int(begins[first])
+            fit = first + int(np.searchsorted(ends[first:after], begin + most_bytes, side="right"))
+            last = max(first + 1, fit)
+            yield Span(order[first:last], begin, int(ends[last - 1]))
+            first = last

@@ -4,8 +4,12 @@ A codec decodes ``source`` into exactly ``target``; more or fewer bytes are an e
 are used, and every call in here releases the interpreter's lock while it works.
 """
 
+import ctypes
+import struct
 import sys
-from typing import Protocol
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,7 +37,11 @@ def decoder(codec: CodecId) -> Decoder:
         return Fletcher32()
     if name in COMPRESSORS:
         return Decompress(name)
-    raise ConfigError(f"no decoder for codec {name!r}; known: shuffle, fletcher32, {', '.join(COMPRESSORS)}")
+    if name in BITSHUFFLED:
+        return Bitshuffled(name, parameter)
+    raise ConfigError(
+        f"no decoder for codec {name!r}; known: shuffle, fletcher32, {', '.join((*COMPRESSORS, *BITSHUFFLED))}"
+    )
 
 
 COMPRESSORS = {
@@ -65,6 +73,74 @@ class Decompress:
             ) from error
         if len(decoded) != len(target):
             raise DecodeFailed(f"{self.name}: decodes to {len(decoded):,} bytes, expected {len(target):,}")
+
+
+BITSHUFFLED = {"bitshuffle-lz4": "bshuf_decompress_lz4", "bitshuffle-zstd": "bshuf_decompress_zstd"}
+"""What each decoder is called in the bitshuffle library."""
+
+
+class Bitshuffled:
+    """Bits of one significance stored together, block by block, each compressed: undone by bitshuffle's own library.
+
+    Its functions take no length of what they read, so the chain of blocks is followed here first.
+    """
+
+    HEADER = struct.Struct(">QI")
+
+    def __init__(self, name: str, width: int) -> None:
+        self.name, self.width = name, width
+
+    def __call__(self, source: np.ndarray, target: np.ndarray) -> None:
+        if len(source) < self.HEADER.size:
+            raise DecodeFailed(f"{self.name}: {len(source)} bytes have no room for a header")
+        size, block_bytes = self.HEADER.unpack_from(source.data)
+        if size != len(target):
+            raise DecodeFailed(f"{self.name}: decodes to {size:,} bytes, expected {len(target):,}")
+        per_block = block_bytes // self.width
+        if per_block == 0 or per_block % 8 or block_bytes % self.width or len(target) % self.width:
+            raise DecodeFailed(f"{self.name}: blocks of {block_bytes:,} bytes of elements of {self.width}")
+        elements = len(target) // self.width
+        self._follow(source, elements, per_block)
+        decode = _bitshuffle_library()[BITSHUFFLED[self.name]]
+        begin = source.ctypes.data + self.HEADER.size
+        used = decode(begin, target.ctypes.data, elements, self.width, per_block)
+        if used < 0:
+            raise DecodeFailed(f"{self.name}: {len(source):,} bytes do not decode to {size:,} (error {used})")
+
+    def _follow(self, source: np.ndarray, elements: int, per_block: int) -> None:
+        """Each block is its length and so many bytes; what does not fill eight elements comes last, as it is."""
+        data = source.data
+        at, end = self.HEADER.size, len(data)
+        for _ in range(-(-(elements - elements % 8) // per_block)):
+            at += 4 + int.from_bytes(data[at : at + 4], "big")
+            if at > end:
+                break
+        if at + elements % 8 * self.width > end:
+            raise DecodeFailed(f"{self.name}: its blocks reach to byte {at:,} of {end:,}")
+
+
+@cache
+def _bitshuffle_library() -> dict[str, Any]:
+    """The decoders of the library that hdf5plugin ships; empty where there is none."""
+    try:
+        import hdf5plugin
+
+        (path,) = Path(hdf5plugin.PLUGIN_PATH).glob("libh5bshuf.*")
+        library = ctypes.CDLL(str(path))  # releases the interpreter's lock in every call
+        found = {name: getattr(library, name) for name in BITSHUFFLED.values()}
+    except (ImportError, OSError, AttributeError, ValueError):
+        return {}
+    for function in found.values():
+        function.restype = ctypes.c_int64
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_size_t] * 3]
+    return found
+
+
+def available(codec: CodecId) -> bool:
+    """Whether a codec of this name can be undone here, now."""
+    if codec[0] in BITSHUFFLED:
+        return bool(_bitshuffle_library())
+    return codec[0] in COMPRESSORS or codec[0] in ("shuffle", "fletcher32")
 
 
 class Fletcher32:

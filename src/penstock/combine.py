@@ -14,7 +14,8 @@ from penstock.errors import ConfigError, OutOfRange, SchemaMismatch
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Cast, Fields, FieldSpec, Origin
-from penstock.store import Casting, Choosing, Out, Store, check_rows, digest
+from penstock.store import Casting, Choosing, Out, Selecting, Store, check_rows, digest
+from penstock.within import Box, Within
 
 # Rows converted at a time by a store that could not do it on the way.
 CONVERT_BYTES = 512 * KiB
@@ -34,6 +35,11 @@ def choose_fields(store: Store, names: Mapping[str, str]) -> Store:
         store = store.choosing(list(dict.fromkeys(names.values())))
     unchanged = list(names) == list(store.fields) and all(new == old for new, old in names.items())
     return store if unchanged else Columns(store, names)
+
+
+def select_part(store: Store, field: str, part: Within) -> Store:
+    """The same rows with this part of a field alone, read as sparingly as the store can."""
+    return store.selecting(field, part) if isinstance(store, Selecting) else Cropped(store, field, part)
 
 
 class Wrapper:
@@ -95,6 +101,9 @@ class Columns(Wrapper):
     def choosing(self, names: Sequence[str]) -> Store:
         return choose_fields(self.store, {name: self.names[name] for name in names})
 
+    def selecting(self, field: str, part: Within) -> Store:
+        return Columns(select_part(self.store, self.names[field], part), self.names)
+
 
 class Subset(Wrapper):
     """Chosen rows, in the order and as often as they are named."""
@@ -148,6 +157,9 @@ class Subset(Wrapper):
 
     def choosing(self, names: Sequence[str]) -> Store:
         return Subset(choose_fields(self.store, {name: name for name in names}), self.rows)
+
+    def selecting(self, field: str, part: Within) -> Store:
+        return Subset(select_part(self.store, field, part), self.rows)
 
 
 class Concat:
@@ -207,6 +219,9 @@ class Concat:
 
     def choosing(self, names: Sequence[str]) -> Store:
         return Concat([choose_fields(store, {name: name for name in names}) for store in self.stores])
+
+    def selecting(self, field: str, part: Within) -> Store:
+        return Concat([select_part(store, field, part) for store in self.stores])
 
 
 @dataclass(frozen=True)
@@ -309,6 +324,64 @@ class Joined:
         joined = Joined(kept)
         return joined if list(joined.fields) == list(names) else Columns(joined, {name: name for name in names})
 
+    def selecting(self, field: str, part: Within) -> Store:
+        def inside(each: Part) -> Part:
+            if field not in each.names:
+                return each
+            return Part(select_part(each.store, each.names[field], part), each.rows, each.names)
+
+        return Joined({name: inside(each) for name, each in self.parts.items()})
+
+
+class Cropped(Wrapper):
+    """Part of each row of a field, for stores that can only read whole ones."""
+
+    def __init__(self, store: Store, field: str, part: Within) -> None:
+        super().__init__(store)
+        self.field, self.part = field, part
+        self.group = max(1, CONVERT_BYTES // max(1, store.fields[field].row_bytes))
+
+    @property
+    def fields(self) -> Fields:
+        cropped = FieldSpec(self.store.fields[self.field].dtype, self.part.shape)
+        return {name: cropped if name == self.field else spec for name, spec in self.store.fields.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        return digest("part", self.store.fingerprint, self.field, self.part.describe())
+
+    @property
+    def index_bytes(self) -> int:
+        return self.store.index_bytes + self.part.index_bytes
+
+    def scratch_bytes(self, rows: int) -> int:
+        group = min(rows, self.group)
+        whole = aligned(group * self.store.fields[self.field].row_bytes)
+        return max(whole + self.store.scratch_bytes(group), self.store.scratch_bytes(rows))
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        plain = {name: target for name, target in out.items() if name != self.field}
+        if plain:
+            self.store.read_into(rows, at, plain)
+        if self.field not in out:
+            return
+        spec, target = self.store.fields[self.field], out[self.field]
+        for begin in range(0, len(rows), self.group):
+            group = rows[begin : begin + self.group]
+            with borrow(len(group) * spec.row_bytes) as scratch:
+                whole = scratch.view(spec.dtype).reshape(len(group), *spec.shape)
+                self.store.read_into(group, np.arange(len(group)), {self.field: whole})
+                for row, place in zip(whole, at[begin : begin + self.group].tolist(), strict=True):
+                    crop(row, self.part, target[place : place + 1])
+
+
+def crop(row: np.ndarray, part: Within, target: np.ndarray) -> None:
+    """The part of one contiguous row into ``target``, which has a leading axis of 1."""
+    if isinstance(part, Box):
+        np.copyto(target.reshape(part.full_shape), row[part.index])
+    else:
+        np.take(row.reshape(-1), part.flat, out=target.reshape(-1), mode="clip")
+
 
 class Converted(Wrapper):
     """Fields converted by a second pass, for stores that cannot do it on the way."""
@@ -329,6 +402,9 @@ class Converted(Wrapper):
     @property
     def fingerprint(self) -> str:
         return digest("cast", self.store.fingerprint, sorted(self.casts.items()))
+
+    def selecting(self, field: str, part: Within) -> Store:
+        return Converted(select_part(self.store, field, part), self.casts)
 
     def scratch_bytes(self, rows: int) -> int:
         group = min(rows, self.group)

@@ -8,12 +8,13 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from penstock.combine import Concat, Joined, Part, Subset, cast_fields, choose_fields
-from penstock.errors import ConfigError, Missing, OutOfRange, PenstockError
+from penstock import index
+from penstock.combine import Concat, Joined, Part, Subset, cast_fields, choose_fields, select_part
+from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, format_of
@@ -21,20 +22,26 @@ from penstock.mapped import Mapped, Transform
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store
+from penstock.within import within
 
 Path = str | os.PathLike[str]
 Index = int | np.integer | slice | Sequence[int] | np.ndarray
 Sample = dict[str, Any]
+OnError = Literal["raise", "skip"]
 
 
 class Dataset:
     """Finite rows of named fields: ``len(ds)``, ``ds[42]``, ``ds[[7, 3, 7]]``, ``ds[10:20]``."""
 
-    def __init__(self, store: Store, casts: Mapping[str, Cast] | None = None) -> None:
+    def __init__(
+        self, store: Store, casts: Mapping[str, Cast] | None = None, left_out: Sequence[DataError | SourceError] = ()
+    ) -> None:
         self.store = store
         """The rows as stored."""
         self.casts = dict(casts or {})
         """Conversions declared on top, by field."""
+        self.left_out = tuple(left_out)
+        """Why whole files are not in it, where ``open`` was told to skip what cannot be opened."""
         self._delivered = cast_fields(store, self.casts)
 
     @property
@@ -79,7 +86,19 @@ class Dataset:
             rows = range(*rows.indices(len(self)))
         ascending = isinstance(rows, range) and len(rows) > 1 and min(rows[0], rows[-1]) >= 0
         chosen = rows if isinstance(rows, range) and ascending else self._rows(rows)
-        return Dataset(Subset(self.store, chosen), self.casts)
+        return self._with(Subset(self.store, chosen), self.casts)
+
+    def select_within(self, field: str, wanted: Any) -> "Dataset":
+        """Part of each row of ``field``: a mask (booleans with the row's shape -> one axis), or slices (-> a crop).
+
+        Only what holds wanted elements is read and decoded, where the format lets it.
+        """
+        spec = self._known(field)
+        try:
+            part = within(spec.shape, wanted)
+        except ConfigError as error:
+            raise ConfigError(f"select_within({field!r}, …): {error}") from None
+        return self._with(select_part(self.store, field, part), self.casts)
 
     def only(self, *names: str) -> "Dataset":
         """These fields alone; the others are not read."""
@@ -119,16 +138,20 @@ class Dataset:
                 f"round; cast to a float, or scale in a map"
             )
         if field not in self.casts:
-            return Dataset(self.store, {**self.casts, field: wanted})
+            return self._with(self.store, {**self.casts, field: wanted})
         earlier = cast_fields(self.store, {field: self.casts[field]})
-        return Dataset(earlier, {**self.casts, field: wanted})
+        return self._with(earlier, {**self.casts, field: wanted})
 
     def map(self, function: Transform) -> "Dataset":
         """Pass every read through ``function``: a dict of arrays with one leading row axis in, another out.
 
         It is tried on a row or two now, to learn its output; it then runs in the loader's threads, many rows at a time.
         """
-        return Dataset(Mapped(self._delivered, function))
+        return self._with(Mapped(self._delivered, function))
+
+    def refresh(self) -> "Dataset":
+        """The same files as they are now, with the rows that were added since they were opened."""
+        raise ConfigError("refresh() is for a dataset as open() gave it: refresh that one, then select, cast or map")
 
     def close(self) -> None:
         """Close files that are open; the dataset can still be read, and opens them again."""
@@ -141,7 +164,11 @@ class Dataset:
 
     def _renamed(self, names: Mapping[str, str]) -> "Dataset":
         casts = {new: self.casts[old] for new, old in names.items() if old in self.casts}
-        return Dataset(choose_fields(self.store, names), casts)
+        return self._with(choose_fields(self.store, names), casts)
+
+    def _with(self, store: Store, casts: Mapping[str, Cast] | None = None) -> "Dataset":
+        """Another dataset made of this one."""
+        return Dataset(store, casts, self.left_out)
 
     def _fetch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         out = {name: spec.empty(len(rows)) for name, spec in self.fields.items()}
@@ -177,26 +204,66 @@ def open(
     path: Path | Iterable[Path],
     fields: Sequence[str] | None = None,
     *,
+    row_axis: int | Mapping[str, int] = 0,
     max_open_files: int = MAX_OPEN_FILES,
     allow_fill: bool = False,
+    swmr: bool = False,
+    on_error: OnError = "raise",
+    index_dir: Path | Literal[False] | None = None,
 ) -> Dataset:
     """Open files as one dataset: a path, a pattern such as ``"betas_session*.hdf5"``, or a list of either.
 
     Several files follow each other as given; the files of a pattern in natural order (session 2 before session 10).
 
     fields:          the fields to read; all by default
+    row_axis:        the axis of HDF5 datasets along which samples lie; a dict where fields differ
     max_open_files:  data files held open at once, by all threads together; 0 opens a file for each request
     allow_fill:      take the fill value where a file was never written, instead of refusing it
+    swmr:            read HDF5 files that are still being written, as long as they are now; see ``Dataset.refresh``
+    on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
+    index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the
+                     user's cache folder (or $PENSTOCK_CACHE)
     """
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r}: expected a tuple of names, such as ({fields!r},)")
-    options = OpenOptions(None if fields is None else tuple(fields), allow_fill, Files(max_open_files))
-    paths = _paths(path)
-    stores = [format_of(each).open(each, options) for each in paths]
-    store = stores[0] if len(stores) == 1 else Concat(stores)
-    if len(store) == 0:
-        raise ConfigError(f"no samples in {paths[0] if len(paths) == 1 else f'any of {len(paths)} files'}")
-    return Dataset(store)
+    check_on_error(on_error)
+    folder = None if index_dir is False else index.default_folder() if index_dir is None else os.fspath(index_dir)
+    options = OpenOptions(
+        None if fields is None else tuple(fields), allow_fill, Files(max_open_files), row_axis, swmr, on_error, folder
+    )
+    return _Opened(path if isinstance(path, str | os.PathLike) else tuple(path), options)
+
+
+class _Opened(Dataset):
+    """A dataset as ``open`` gave it, which knows how to open itself again."""
+
+    def __init__(self, path: Path | Sequence[Path], options: OpenOptions) -> None:
+        self._path, self._options = path, options
+        left_out: list[DataError | SourceError] = []
+        paths = _paths(path, left_out if options.on_error == "skip" else None)
+        stores = []
+        for each in paths:
+            try:
+                stores.append(format_of(each).open(each, options))
+            except (DataError, SourceError) as error:
+                if options.on_error == "raise":
+                    raise
+                left_out.append(error)
+        if not stores:
+            raise ConfigError(f"no file could be opened, of {len(left_out)}: the first said: {left_out[0]}")
+        store = stores[0] if len(stores) == 1 else Concat(stores)
+        if len(store) == 0:
+            raise ConfigError(f"no samples in {paths[0] if len(paths) == 1 else f'any of {len(paths)} files'}")
+        super().__init__(store, None, left_out)
+
+    def refresh(self) -> Dataset:
+        return _Opened(self._path, self._options)
+
+
+def check_on_error(on_error: str) -> None:
+    """Refuse anything but the two things that can be done."""
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(f'on_error={on_error!r}: expected "raise" or "skip"')
 
 
 def from_arrays(**arrays: Any) -> Dataset:
@@ -242,10 +309,18 @@ def _join_rows(label: str, dataset: Dataset, rows: Any) -> np.ndarray:
         raise type(error)(f"join: {label}: {error}") from None
 
 
-def _paths(path: Path | Iterable[Path]) -> list[str]:
+def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] | None = None) -> list[str]:
+    """The files that are meant; those that are not there go to ``left_out``, if there is one."""
     if not isinstance(path, str | os.PathLike):
-        found = [each for one in path for each in _paths(one)]
-        if not found:
+        found = []
+        for one in path:
+            try:
+                found += _paths(one)
+            except Missing as error:
+                if left_out is None:
+                    raise
+                left_out.append(error)
+        if not found and not left_out:
             raise Missing("no files: the list of paths is empty")
         return found
     name = os.fspath(path)

@@ -5,8 +5,8 @@ A format's parser makes these; one shared reader serves them all. Nothing here o
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import prod
+from typing import Protocol
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class FileId:
     size: int
     mtime_ns: int
     inode: int
+    growing: bool = False
+    """Still being written: it may become longer, and what was there stays."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,12 @@ class Contiguous(Array):
     offset: int
 
     def __post_init__(self) -> None:
-        _check_inside(self, self.offset + self.rows * self.row_bytes)
+        end = self.offset + self.rows * self.row_bytes
+        if end > self.file.size:
+            raise Truncated(
+                f"{self.file.path}: {self.name!r} reaches to byte {end:,}, but the file has only {self.file.size:,}. "
+                f"It was cut short, perhaps by an unfinished download or copy: fetch it again"
+            )
 
     @property
     def index_bytes(self) -> int:
@@ -70,7 +77,59 @@ class Contiguous(Array):
         return (self.name, str(self.stored), self.shape, self.rows, self.offset)
 
 
-Box = tuple[slice, ...]
+NEVER_WRITTEN = -1
+"""The offset of a chunk that the file has no bytes for."""
+
+
+class ChunkTable(Protocol):
+    """Where each chunk lies: rows are blocks of rows, columns the pieces that a row is split into."""
+
+    shape: tuple[int, int]
+    """(blocks, pieces)"""
+    longest: int
+    """Bytes of the longest stored chunk."""
+    stored_bytes: int
+    missing: int
+    """Chunks that were never written."""
+    end: int
+    """The byte after the last one of any chunk."""
+    some_skipped: bool
+    """Whether some chunks were written without some of the codecs."""
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory that the table takes."""
+
+    def find(self, block: int, pieces: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Offsets, lengths, and masks of the codecs left out (None where none was)."""
+
+
+class KnownTable:
+    """A table in memory: 8 bytes a chunk, 12 where stored lengths differ, more only where codecs were left out."""
+
+    def __init__(self, offsets: np.ndarray, lengths: np.ndarray | int, skipped: np.ndarray | None = None) -> None:
+        self.shape: tuple[int, int] = offsets.shape
+        self.offsets, self.lengths, self.skipped = offsets, lengths, skipped
+        self.missing = int(np.count_nonzero(offsets == NEVER_WRITTEN))
+        self.end = int((offsets + lengths).max(initial=0))
+        self.some_skipped = skipped is not None
+        if isinstance(lengths, np.ndarray):
+            self.longest, self.stored_bytes = int(lengths.max(initial=0)), int(lengths.sum(dtype=np.int64))
+        else:
+            self.longest, self.stored_bytes = lengths, lengths * (offsets.size - self.missing)
+
+    @property
+    def index_bytes(self) -> int:
+        columns = (self.offsets, self.lengths, self.skipped)
+        return sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
+
+    def find(self, block: int, pieces: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        offsets = self.offsets[block, pieces]
+        if isinstance(self.lengths, np.ndarray):
+            lengths = self.lengths[block, pieces]
+        else:
+            lengths = np.broadcast_to(np.int64(self.lengths), offsets.shape)
+        return offsets, lengths, None if self.skipped is None else self.skipped[block, pieces]
 
 
 @dataclass(frozen=True)
@@ -84,32 +143,31 @@ class Chunks(Array):
     rows_per_chunk: int
     chunk: tuple[int, ...]
     """The shape of one row's share of a chunk."""
-    offsets: np.ndarray
-    """(blocks of rows, pieces)"""
-    lengths: np.ndarray
-    """(blocks of rows, pieces)"""
+    table: ChunkTable
     codecs: tuple[CodecId, ...] = ()
-    skipped: np.ndarray | None = None
-    """(blocks of rows, pieces): bit i is set where codec i was left out, as it did not help; None where none was."""
-
-    def __post_init__(self) -> None:
-        if self.rows:
-            _check_inside(self, int((self.offsets + self.lengths).max()))
+    row_axis: int = 0
+    """Which axis of a stored chunk is that of the rows."""
+    fill: bytes | None = None
+    """The element that stands for what was never written; None where that is an error."""
 
     @cached_property
-    def boxes(self) -> list[tuple[Box, Box]]:
-        """For each piece, its place in the row, and the part of the chunk that lies inside the row."""
-        starts = [range(0, size, step) for size, step in zip(self.shape, self.chunk, strict=True)]
-        found = []
-        for corner in product(*starts):
-            ends = [min(c + step, size) for c, step, size in zip(corner, self.chunk, self.shape, strict=True)]
-            inside = tuple(slice(c, end) for c, end in zip(corner, ends, strict=True))
-            found.append((inside, tuple(slice(0, end - c) for c, end in zip(corner, ends, strict=True))))
-        return found
+    def grid(self) -> tuple[int, ...]:
+        """Pieces along each axis of a row."""
+        return tuple(-(-size // step) for size, step in zip(self.shape, self.chunk, strict=True))
+
+    @cached_property
+    def piece_elements(self) -> int:
+        """Elements of one row's share of a chunk."""
+        return prod(self.chunk)
 
     @cached_property
     def chunk_bytes(self) -> int:
-        return self.stored.itemsize * self.rows_per_chunk * prod(self.chunk)
+        return self.stored.itemsize * self.rows_per_chunk * self.piece_elements
+
+    @cached_property
+    def stored_chunk(self) -> tuple[int, ...]:
+        """The shape of a chunk as it lies in the file."""
+        return (*self.chunk[: self.row_axis], self.rows_per_chunk, *self.chunk[self.row_axis :])
 
     def block_place(self, block: int) -> str:
         """``betas[12]``, or ``betas[94:141]`` where chunks hold many rows."""
@@ -117,17 +175,19 @@ class Chunks(Array):
         last = min(first + self.rows_per_chunk, self.rows)
         return self.place(first) if self.rows_per_chunk == 1 else f"{self.name}[{first}:{last}]"
 
-    @cached_property
-    def longest(self) -> int:
-        """Bytes of the longest stored chunk."""
-        return int(self.lengths.max(initial=0))
+    def piece_place(self, block: int, piece: int) -> str:
+        """``betas[94:141], chunk (94, 0, 16)``: its rows, and its first element."""
+        corner = [
+            int(at) * step for at, step in zip(np.unravel_index(piece, self.grid or (1,)), self.chunk, strict=False)
+        ]
+        corner.insert(self.row_axis, block * self.rows_per_chunk)
+        return f"{self.block_place(block)}, chunk {tuple(corner)}"
 
     @property
     def index_bytes(self) -> int:
-        return self.offsets.nbytes + self.lengths.nbytes + (0 if self.skipped is None else self.skipped.nbytes)
+        return self.table.index_bytes
 
     def describe(self) -> tuple[object, ...]:
-        stored = int(self.lengths.sum())
         return (
             self.name,
             str(self.stored),
@@ -135,17 +195,10 @@ class Chunks(Array):
             self.rows,
             self.rows_per_chunk,
             self.chunk,
+            self.row_axis,
             self.codecs,
-            stored,
+            self.table.stored_bytes,
         )
 
 
 Extents = Contiguous | Chunks
-
-
-def _check_inside(array: Array, end: int) -> None:
-    if end > array.file.size:
-        raise Truncated(
-            f"{array.file.path}: {array.name!r} reaches to byte {end:,}, but the file has only {array.file.size:,}. "
-            f"It was cut short, perhaps by an unfinished download or copy: fetch it again"
-        )

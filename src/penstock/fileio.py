@@ -23,6 +23,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from penstock import tally
 from penstock.errors import Changed, ConfigError, Missing, Truncated, Unavailable
 from penstock.extents import FileId
 
@@ -41,7 +42,7 @@ _MOST_PER_CALL = 2**30
 _PREADV = hasattr(os, "preadv")  # else (Windows) seek and read, one thread at a time in a handle
 
 
-def identify(path: str) -> FileId:
+def identify(path: str, *, growing: bool = False) -> FileId:
     """The file as it is now."""
     try:
         found = os.stat(path)
@@ -49,18 +50,19 @@ def identify(path: str) -> FileId:
         raise Missing(f"{path}: no such file; check the path, or restore the file") from None
     except OSError as error:
         raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
-    return FileId(path, found.st_size, found.st_mtime_ns, found.st_ino)
+    return FileId(path, found.st_size, found.st_mtime_ns, found.st_ino, growing)
 
 
 def check_unchanged(file: FileId) -> None:
     """Refuse to go on with any other file than the one that was parsed."""
-    now = identify(file.path)
-    if now != file:
-        how = "replaced" if now.inode != file.inode else "rewritten"
-        raise Changed(
-            f"{file.path}: the file was {how} after it was opened: it had {file.size:,} bytes, now {now.size:,}, "
-            f"written {(now.mtime_ns - file.mtime_ns) / 1e9:+.3f} s later. Open the dataset again to read the new file"
-        )
+    now = identify(file.path, growing=file.growing)
+    if now == file or (file.growing and now.inode == file.inode and now.size >= file.size):
+        return
+    how = "replaced" if now.inode != file.inode else "rewritten"
+    raise Changed(
+        f"{file.path}: the file was {how} after it was opened: it had {file.size:,} bytes, now {now.size:,}, "
+        f"written {(now.mtime_ns - file.mtime_ns) / 1e9:+.3f} s later. Open the dataset again to read the new file"
+    )
 
 
 class Files:
@@ -179,6 +181,7 @@ class Handle:
         """Fill ``target`` (contiguous) from ``offset`` on; short reads go on, an early end is an error."""
         view = target.reshape(-1).view(np.uint8).data
         done, wanted = 0, len(view)
+        tally.mine().bytes_read += wanted
         while done < wanted:
             got = self._read_some(view[done : done + _MOST_PER_CALL], offset + done)
             if got == 0:
@@ -209,6 +212,15 @@ class Handle:
 
     def __del__(self) -> None:
         self.close()
+
+
+def map_file(path: str) -> np.ndarray:
+    """The bytes of a file, read-only, with no descriptor held."""
+    descriptor = os.open(path, os.O_RDONLY | _BINARY | _CLOEXEC)
+    try:
+        return _map(descriptor, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _map(descriptor: int, size: int) -> np.ndarray:

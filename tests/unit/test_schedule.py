@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock import chunkread
 from penstock import store as stores
-from penstock.errors import BudgetExceeded
+from penstock.errors import BudgetExceeded, DecodeFailed
 from penstock.testing import check_resume
 
 SESSIONS, ROWS_EACH, BLOCK = 3, 22, 5
 ROWS = SESSIONS * ROWS_EACH
 
 
-@pytest.fixture
-def ds(tmp_path: Path) -> ps.Dataset:
+@pytest.fixture(params=["one by one", "in groups"])
+def ds(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ps.Dataset:
     """Three files of chunks of five rows, in four pieces each; ``betas[row] == row`` everywhere."""
+    monkeypatch.setattr(chunkread, "GROUP_BELOW_BYTES", 0 if request.param == "one by one" else 2**20)
     for session in range(SESSIONS):
         rows = np.arange(session * ROWS_EACH, (session + 1) * ROWS_EACH, dtype=np.int16)
         with h5py.File(tmp_path / f"session{session}.h5", "w") as file:
@@ -31,13 +33,18 @@ def ds(tmp_path: Path) -> ps.Dataset:
 @pytest.fixture
 def chunks_read(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int, int]]:
     counted: Counter[tuple[str, int, int]] = Counter()
-    read_chunk = stores._ChunkReader._read_chunk
+    read, read_group = chunkread._Decoding.read, chunkread.SmallChunks._read_group
 
     def counting(self: Any, handle: Any, block: int, piece: int, *rest: Any) -> None:
         counted[self.array.file.path, block, piece] += 1
-        read_chunk(self, handle, block, piece, *rest)
+        read(self, handle, block, piece, *rest)
 
-    monkeypatch.setattr(stores._ChunkReader, "_read_chunk", counting)
+    def counting_group(self: Any, handle: Any, block: int, pieces: np.ndarray, *rest: Any) -> None:
+        counted.update((self.array.file.path, block, piece) for piece in pieces.tolist())
+        read_group(self, handle, block, pieces, *rest)
+
+    monkeypatch.setattr(chunkread._Decoding, "read", counting)
+    monkeypatch.setattr(chunkread.SmallChunks, "_read_group", counting_group)
     return counted
 
 
@@ -137,20 +144,20 @@ def test_kept_batches_stay_right(ds: ps.Dataset) -> None:
 
 
 def test_a_damaged_block_spares_other_batches(ds: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_block = stores._ChunkReader._read_block
+    read_into = stores.ExtentStore.read_into
 
-    def failing(self: Any, handle: Any, block: int, *rest: Any) -> None:
-        if (block, self.array.file.path[-4]) == (2, "1"):
-            raise stores.DecodeFailed("block 2 of session 1")
-        read_block(self, handle, block, *rest)
+    def failing(self: Any, rows: np.ndarray, *rest: Any) -> None:
+        if 2 in rows // BLOCK and self.origin(0).url.endswith("session1.h5"):
+            raise DecodeFailed("block 2 of session 1")
+        read_into(self, rows, *rest)
 
-    monkeypatch.setattr(stores._ChunkReader, "_read_block", failing)
+    monkeypatch.setattr(stores.ExtentStore, "read_into", failing)
     bad = set(range(ROWS_EACH + 2 * BLOCK, ROWS_EACH + 3 * BLOCK))
     order = [int(row) for row in _order(ds)]
     first_bad = min(order.index(row) for row in bad)
     with loader(ds) as batches:
         delivered: list[int] = []
-        with pytest.raises(stores.DecodeFailed, match="block 2"):
+        with pytest.raises(DecodeFailed, match="block 2"):
             delivered.extend(row for batch in batches for row in rows_of(batch))
     assert delivered == order[: first_bad // 4 * 4]
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from penstock.coalesce import consecutive
 from penstock.errors import ConfigError, SchemaMismatch
 from penstock.memory import aligned, borrow
 from penstock.spec import Fields, FieldSpec, Origin
-from penstock.store import Out, check_rows, consecutive, digest
+from penstock.store import Out, check_rows, digest
 
 
 class MemoryStore:

@@ -3,10 +3,11 @@
 A format is a frozen value and one function from a path to a store. See ``formats/npy.py`` for the smallest one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePath
+from typing import Literal
 
 from penstock.errors import ConfigError, Unavailable
 from penstock.fileio import Files
@@ -23,6 +24,15 @@ class OpenOptions:
     fields: tuple[str, ...] | None = None
     allow_fill: bool = False
     files: Files = field(default_factory=Files)
+    row_axis: int | Mapping[str, int] = 0
+    swmr: bool = False
+    on_error: Literal["raise", "skip"] = "raise"
+    index_folder: str | None = None
+    """Where tables of many chunks are kept; None keeps none."""
+
+    def row_axis_of(self, name: str) -> int:
+        """The axis of the rows of one dataset."""
+        return self.row_axis if isinstance(self.row_axis, int) else self.row_axis.get(name, 0)
 
 
 @dataclass(frozen=True)

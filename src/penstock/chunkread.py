@@ -1,0 +1,563 @@
+"""Chunks -> rows: only those that hold wanted elements, each read and decoded once a call.
+
+Chunks large enough to be worth a read each are taken one by one. Small ones, which may be hundreds of thousands to a
+row (one time course a chunk, say), are taken in groups: neighbours in the file in one read, the group then turned from
+chunk order into row order in a core's cache, and each row's share put into place in one go.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from penstock import tally
+from penstock.coalesce import consecutive, spans
+from penstock.codecs import (
+    BLOCK_ELEMENTS,
+    Decoder,
+    Fletcher32,
+    Unshuffle,
+    convert,
+    convert_piece,
+    convert_scratch_bytes,
+    decoder,
+    rescale,
+)
+from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, Truncated
+from penstock.extents import NEVER_WRITTEN, Chunks
+from penstock.fileio import Files, Handle
+from penstock.memory import aligned, borrow
+from penstock.rangeread import convert_bytes, read_converted
+from penstock.sizes import KiB, MiB
+from penstock.spec import Cast, FieldSpec
+from penstock.within import Box, Mask, Within, element_strides, everything
+
+# Below this, a chunk's rows are put into place in one call, which copies them twice; above it, one by one.
+SCATTER_BELOW_BYTES = 64 * KiB
+
+# Chunks below this are taken in groups.
+GROUP_BELOW_BYTES = 32 * KiB
+# So much decoded at a time stays in a core's cache, and so many elements keep the group's own tables small.
+GROUP_BYTES = 1 * MiB
+GROUP_ELEMENTS = 64 * 1024
+# Neighbours in the file are read together across gaps up to this, in reads up to that.
+GAP_BYTES = 4 * KiB
+SPAN_BYTES = 1 * MiB
+
+
+class ChunkReader(Protocol):
+    """Reads one array, or a part of each of its rows."""
+
+    spec: FieldSpec
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory that knowing where each element goes takes."""
+
+    def scratch_bytes(self, rows: int) -> int: ...
+
+    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None: ...
+
+
+def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> ChunkReader:
+    """The reader that suits the size of the chunks."""
+    if array.chunk_bytes < GROUP_BELOW_BYTES and array.table.shape[1] > 1:
+        return SmallChunks(array, files, cast, part)
+    return LargeChunks(array, files, cast, part)
+
+
+class _Decoding:
+    """One chunk at a time, from the file into memory."""
+
+    def __init__(self, array: Chunks) -> None:
+        self.array = array
+        self.decoders = [decoder(codec) for codec in reversed(array.codecs)]
+
+    def scratch_bytes(self, cast: Cast | None) -> int:
+        """What ``read`` or ``decode`` borrows, the stored chunk included."""
+        array = self.array
+        encoded = aligned(array.table.longest) if self.decoders else 0
+        between = sum(not isinstance(decode, Fletcher32) for decode in self.decoders[:-1])
+        apart = cast is not None and bool(self.decoders) and not isinstance(self.decoders[-1], Unshuffle)
+        converted = aligned(array.stored.itemsize * min(array.chunk_bytes // array.stored.itemsize, BLOCK_ELEMENTS))
+        decoded = aligned(array.chunk_bytes) * (between + apart)
+        return encoded + decoded + (converted + convert_bytes(array, 1, cast) if cast else 0)
+
+    def read(self, handle: Handle, block: int, piece: int, goal: np.ndarray, cast: Cast | None) -> None:
+        """A chunk into ``goal``, flat and contiguous."""
+        array = self.array
+        offsets, lengths, skipped = array.table.find(block, slice(piece, piece + 1))
+        offset, length = int(offsets[0]), int(lengths[0])
+        decoders = self._without(int(skipped[0])) if skipped is not None else self.decoders
+        tally.mine().chunks_read += 1
+        if offset == NEVER_WRITTEN:
+            self.fill(block, piece, goal, cast)
+            return
+        try:
+            if not decoders:
+                self._check_plain(length)
+                if cast:
+                    read_converted(handle, offset, array.stored, goal, cast)
+                else:
+                    handle.read_into(offset, goal)
+                return
+            with borrow(length) as encoded:
+                handle.read_into(offset, encoded)
+                self._decode(encoded, decoders, goal, cast)
+        except (Corrupt, DecodeFailed, Truncated) as error:
+            raise self.explained(error, block, piece, offset, length) from error
+
+    def decode(self, encoded: np.ndarray, skipped: int, goal: np.ndarray) -> None:
+        """A stored chunk that is in memory already, into ``goal``."""
+        decoders = self._without(skipped) if skipped else self.decoders
+        if not decoders:
+            self._check_plain(len(encoded))
+            np.copyto(goal.view(np.uint8), encoded)
+        else:
+            self._decode(encoded, decoders, goal, None)
+
+    def fill(self, block: int, piece: int, goal: np.ndarray, cast: Cast | None) -> None:
+        """What stands for a chunk that was never written."""
+        array = self.array
+        if array.fill is None:
+            raise Missing(
+                f"{array.file.path}: {array.piece_place(block, piece)} was never written. "
+                f"Pass allow_fill=True to open, to take the fill value for it"
+            )
+        tally.mine().chunks_filled += 1
+        value = np.frombuffer(array.fill, array.stored)
+        goal[:] = value.astype(goal.dtype)
+        if cast:
+            rescale(goal, cast)
+
+    def explained(
+        self, error: Exception, block: int, piece: int, offset: int, length: int
+    ) -> Corrupt | DecodeFailed | Truncated:
+        """The same error, with its place and the way out."""
+        array = self.array
+        kind = type(error) if isinstance(error, Corrupt | DecodeFailed | Truncated) else Corrupt
+        return kind(
+            f"{array.file.path}: {array.piece_place(block, piece)} at offset {offset:,} of {length:,} bytes: {error}. "
+            f'The file is damaged there: restore it, or leave those rows out with select or on_error="skip"'
+        )
+
+    def _check_plain(self, length: int) -> None:
+        if length != self.array.chunk_bytes:
+            raise Corrupt(f"an uncompressed chunk has {length:,} bytes, expected {self.array.chunk_bytes:,}")
+
+    def _without(self, skipped: int) -> list[Decoder]:
+        last = len(self.decoders) - 1
+        return [decode for number, decode in enumerate(self.decoders) if not skipped >> (last - number) & 1]
+
+    def _decode(self, source: np.ndarray, decoders: list[Decoder], goal: np.ndarray, cast: Cast | None) -> None:
+        decode, *later = decoders
+        if isinstance(decode, Fletcher32) and later:
+            self._decode(decode.checked(source), later, goal, cast)
+        elif later:
+            with borrow(self.array.chunk_bytes) as between:
+                decode(source, between)
+                self._decode(between, later, goal, cast)
+        elif cast is None:
+            decode(source, goal.view(np.uint8))
+        elif isinstance(decode, Unshuffle):
+            self._unshuffle_converting(decode, source, goal, cast)
+        else:
+            with borrow(self.array.chunk_bytes) as decoded:
+                decode(source, decoded)
+                convert(decoded.view(self.array.stored), goal, cast)
+
+    def _unshuffle_converting(self, unshuffle: Unshuffle, source: np.ndarray, goal: np.ndarray, cast: Cast) -> None:
+        with borrow(unshuffle.width * min(len(goal), BLOCK_ELEMENTS)) as scratch:
+            for begin in range(0, len(goal), BLOCK_ELEMENTS):
+                end = min(begin + BLOCK_ELEMENTS, len(goal))
+                piece = scratch[: (end - begin) * unshuffle.width]
+                unshuffle.piece(source, begin, end, piece)
+                convert_piece(piece.view(self.array.stored), goal[begin:end], cast)
+
+
+class _Failure(NamedTuple):
+    kind: type[DataError]
+    text: str
+
+    def again(self) -> DataError:
+        return self.kind(self.text)
+
+
+class _Blocks:
+    """What both readers share: rows come in blocks, and a chunk that failed once is not tried again."""
+
+    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> None:
+        self.array, self.files, self.cast = array, files, cast
+        self.part: Within = everything(array.shape) if part is None else part
+        self.spec = FieldSpec(cast.dtype if cast else array.stored, self.part.shape)
+        self.decoding = _Decoding(array)
+        self._failed: dict[int, _Failure] = {}
+
+    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        if len(rows) == 0 or self.spec.row_bytes == 0:
+            return
+        with self.files.lend(self.array.file) as handle:
+            blocks, inner = np.divmod(rows, self.array.rows_per_chunk)
+            for block in sorted(set(blocks.tolist())):
+                here = np.flatnonzero(blocks == block)
+                if block in self._failed:
+                    raise self._failed[block].again()
+                try:
+                    self._read_block(handle, block, inner[here], at[here], target)
+                except DataError as error:
+                    self._failed[block] = _Failure(type(error), str(error))
+                    raise
+
+    def _read_block(self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _by_rows(self, chunks: np.ndarray) -> np.ndarray:
+        """Decoded chunks (how many, *stored chunk) -> (how many, rows, *chunk), as a view."""
+        array = self.array
+        shaped = chunks.view(array.stored).reshape(-1, *array.stored_chunk)
+        return np.moveaxis(shaped, 1 + array.row_axis, 1)
+
+
+class LargeChunks(_Blocks):
+    """Chunk by chunk."""
+
+    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> None:
+        super().__init__(array, files, cast, part)
+        self.whole_rows = part is None and array.rows_per_chunk == 1 and array.chunk == array.shape
+        self.piece_bytes = array.chunk_bytes // array.rows_per_chunk
+        self.pieces: list[_BoxPiece] | list[_MaskPiece] = []
+        if isinstance(self.part, Mask):
+            self.pieces = list(_mask_pieces(array, self.part))
+        elif not self.whole_rows:
+            self.pieces = list(_box_pieces(array, self.part))
+
+    @property
+    def index_bytes(self) -> int:
+        """What knowing where each element goes takes; a mask's own numbers are not counted twice."""
+        return sum(piece.bytes for piece in self.pieces if isinstance(piece, _MaskPiece))
+
+    @property
+    def pieces_per_row(self) -> int:
+        return 1 if self.whole_rows else len(self.pieces)
+
+    def scratch_bytes(self, rows: int) -> int:
+        array, cast = self.array, self.cast
+        if self.whole_rows:
+            return self.decoding.scratch_bytes(cast)
+        chunk = aligned(array.chunk_bytes) * (2 if array.row_axis else 1)
+        if isinstance(self.part, Mask):
+            most = max(len(piece.local) for piece in self.pieces if isinstance(piece, _MaskPiece))
+            placing = aligned(most * array.stored.itemsize) + aligned(most * self.spec.dtype.itemsize)
+            half = aligned(4 * most) if self._is_half else 0
+        else:
+            placing = min(array.chunk_bytes, array.rows_per_chunk * SCATTER_BELOW_BYTES)
+            half = aligned(4 * array.piece_elements) if self._is_half else 0
+        return chunk + max(self.decoding.scratch_bytes(None), placing + half)
+
+    @property
+    def _is_half(self) -> bool:
+        return self.cast is not None and self.cast.dtype == np.float16
+
+    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        if not self.whole_rows:
+            super().read(rows, at, target)
+            return
+        with self.files.lend(self.array.file) as handle:
+            for row, place in zip(rows.tolist(), at.tolist(), strict=True):
+                self.decoding.read(handle, row, 0, target[place : place + 1].reshape(-1), self.cast)
+
+    def _read_block(self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        if isinstance(self.part, Mask):
+            self._read_masked(handle, block, inner.tolist(), at.tolist(), target)
+        else:
+            self._read_boxes(handle, block, inner, at, target.reshape(len(target), *self.part.full_shape))
+
+    def _read_boxes(self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        array, cast = self.array, self.cast
+        at_once = self.piece_bytes < SCATTER_BELOW_BYTES and not self._is_half
+        with borrow(array.chunk_bytes) as scratch:
+            chunk = self._by_rows(scratch)[0]
+            for piece in self.pieces:
+                assert isinstance(piece, _BoxPiece)
+                self.decoding.read(handle, block, piece.number, scratch.view(array.stored), None)
+                if at_once:
+                    places: tuple[Any, ...] = (at, *piece.to)
+                    wanted: tuple[Any, ...] = (inner, *piece.of)
+                    target[places] = chunk[wanted]
+                    continue
+                for row, place in zip(inner.tolist(), at.tolist(), strict=True):
+                    share = chunk[row : row + 1][(slice(None), *piece.of)]
+                    goal = target[place : place + 1][(slice(None), *piece.to)]
+                    convert_piece(share, goal, cast or Cast(target.dtype))
+        if at_once and cast is not None:
+            for place in at.tolist():
+                rescale(target[place : place + 1].reshape(-1), cast)
+
+    def _read_masked(self, handle: Handle, block: int, inner: list[int], at: list[int], target: np.ndarray) -> None:
+        array = self.array
+        with borrow(array.chunk_bytes) as scratch, borrow(array.chunk_bytes if array.row_axis else 0) as turned:
+            for piece in self.pieces:
+                assert isinstance(piece, _MaskPiece)
+                self.decoding.read(handle, block, piece.number, scratch.view(array.stored), None)
+                chunk = self._by_rows(scratch)[0]
+                if array.row_axis:
+                    np.copyto(turned.view(array.stored).reshape(chunk.shape), chunk)
+                    chunk = turned.view(array.stored)
+                by_row = chunk.reshape(array.rows_per_chunk, -1)
+                for row, place in zip(inner, at, strict=True):
+                    place_elements(by_row[row], piece.local, target[place], piece.places, self.cast)
+
+
+class SmallChunks(_Blocks):
+    """Chunks in groups, in the order in which their elements are wanted."""
+
+    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> None:
+        super().__init__(array, files, cast, part)
+        self.group = max(1, min(GROUP_BYTES // array.chunk_bytes, GROUP_ELEMENTS // array.piece_elements))
+        self._wanted = _MaskGroups(array, self.part) if isinstance(self.part, Mask) else _BoxGroups(array, self.part)
+
+    @property
+    def index_bytes(self) -> int:
+        return self._wanted.index_bytes
+
+    @property
+    def pieces_per_row(self) -> int:
+        return len(self._wanted)
+
+    def scratch_bytes(self, rows: int) -> int:
+        array = self.array
+        group = min(self.group, len(self._wanted))
+        elements = group * array.piece_elements
+        decoded = 2 * aligned(group * array.chunk_bytes)  # in chunk order and in row order
+        span = aligned(max(SPAN_BYTES, array.table.longest))
+        placing = aligned(elements * array.stored.itemsize) + aligned(elements * self.spec.dtype.itemsize)
+        half = convert_scratch_bytes(elements, self.cast) if self.cast else 0
+        tables = 48 * elements  # numpy's own: where the elements of a group lie and go
+        return decoded + max(span + self.decoding.scratch_bytes(None), placing + half) + tables
+
+    def _read_block(self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        array = self.array
+        goal = target.reshape(len(target), -1)
+        rows, places = inner.tolist(), at.tolist()
+        for begin in range(0, len(self._wanted), self.group):
+            pieces = self._wanted.pieces(begin, begin + self.group)
+            local, to = self._wanted.elements(begin, begin + self.group, pieces)
+            size = len(pieces) * array.chunk_bytes
+            with borrow(size) as decoded, borrow(size) as turned:
+                self._read_group(handle, block, pieces, decoded.reshape(len(pieces), -1))
+                by_row = turned.view(array.stored).reshape(array.rows_per_chunk, len(pieces), *array.chunk)
+                np.copyto(by_row, np.moveaxis(self._by_rows(decoded), 1, 0))
+                by_row = by_row.reshape(array.rows_per_chunk, -1)
+                for row, place in zip(rows, places, strict=True):
+                    place_elements(by_row[row], local, goal[place], to, self.cast)
+
+    def _read_group(self, handle: Handle, block: int, pieces: np.ndarray, decoded: np.ndarray) -> None:
+        """Each piece into its line of ``decoded`` (pieces, bytes of a chunk), in the order of the file."""
+        array = self.array
+        offsets, lengths, skipped = array.table.find(block, pieces)
+        tally.mine().chunks_read += len(pieces)
+        for line in np.flatnonzero(offsets == NEVER_WRITTEN).tolist():
+            self.decoding.fill(block, int(pieces[line]), decoded[line].view(array.stored), None)
+        written = np.flatnonzero(offsets != NEVER_WRITTEN)
+        for lines, begin, end in spans(offsets, lengths, written, GAP_BYTES, SPAN_BYTES):
+            with borrow(end - begin) as read:
+                try:
+                    handle.read_into(begin, read)
+                except Truncated as error:
+                    last = int(lines[-1])
+                    raise self.decoding.explained(
+                        error, block, int(pieces[last]), int(offsets[last]), int(lengths[last])
+                    ) from error
+                starts = offsets[lines] - begin
+                if not self.decoding.decoders and bool((lengths[lines] == array.chunk_bytes).all()):
+                    _copy_lines(read, starts, decoded, lines)
+                    continue
+                masks = np.zeros(len(lines), np.int64) if skipped is None else skipped[lines]
+                wanted = zip(lines.tolist(), starts.tolist(), lengths[lines].tolist(), masks.tolist(), strict=True)
+                for line, start, length, mask in wanted:
+                    try:
+                        goal = decoded[line].view(array.stored)
+                        self.decoding.decode(read[start : start + length], mask, goal)
+                    except (Corrupt, DecodeFailed) as error:
+                        raise self.decoding.explained(error, block, int(pieces[line]), begin + start, length) from error
+
+
+def _copy_lines(read: np.ndarray, starts: np.ndarray, decoded: np.ndarray, lines: np.ndarray) -> None:
+    """Uncompressed chunks from a read into their lines; runs without a gap in one copy."""
+    width = decoded.shape[1]
+    breaks = np.flatnonzero((np.diff(starts) != width) | (np.diff(lines) != 1)) + 1
+    for first, after in pairwise([0, *breaks.tolist(), len(lines)]):
+        start, line, count = int(starts[first]), int(lines[first]), after - first
+        decoded[line : line + count] = read[start : start + count * width].reshape(count, width)
+
+
+Places = slice | np.ndarray
+
+
+def place_elements(
+    row: np.ndarray, local: np.ndarray | None, goal: np.ndarray, places: Places, cast: Cast | None
+) -> None:
+    """``goal[places] = row[local]``, converted; both flat. None stands for all of ``row``."""
+    cast = cast or Cast(goal.dtype)
+    if local is None and isinstance(places, slice):
+        convert_piece(row, goal[places], cast)
+        return
+    count = len(row) if local is None else len(local)
+    with borrow(count * row.itemsize) as taken, borrow(count * goal.itemsize) as converted:
+        values = taken.view(row.dtype)
+        if local is None:
+            values[:] = row
+        else:
+            np.take(row, local, out=values, mode="clip")  # clip: the one mode that copies straight to out
+        if isinstance(places, slice):
+            convert_piece(values, goal[places], cast)
+            return
+        ready = converted.view(goal.dtype)
+        convert_piece(values, ready, cast)
+        goal[places] = ready
+
+
+class _BoxPiece:
+    """A chunk that a box reaches into."""
+
+    __slots__ = ("number", "of", "to")
+
+    def __init__(self, number: int, of: tuple[slice, ...], to: tuple[slice, ...]) -> None:
+        self.number, self.of, self.to = number, of, to
+        """Its number, the part of it that is wanted, and where in the box that goes."""
+
+
+def _box_pieces(array: Chunks, box: Within) -> Iterator[_BoxPiece]:
+    assert isinstance(box, Box)
+    strides = element_strides(array.grid)
+    along = [list(_along(each, step)) for each, step in zip(box.ranges, array.chunk, strict=True)]
+    for crossing in product(*along):
+        number = sum(piece * stride for (piece, _, _), stride in zip(crossing, strides, strict=True))
+        yield _BoxPiece(number, tuple(of for _, of, _ in crossing), tuple(to for _, _, to in crossing))
+
+
+def _along(wanted: range, step: int) -> Iterator[tuple[int, slice, slice]]:
+    """Along one axis: the pieces that hold something wanted, what of each, and where it goes."""
+    done = 0
+    while done < len(wanted):
+        piece, first = divmod(wanted[done], step)
+        count = min(-(-(step - first) // wanted.step), len(wanted) - done)
+        yield piece, slice(first, first + (count - 1) * wanted.step + 1, wanted.step), slice(done, done + count)
+        done += count
+
+
+class _MaskPiece:
+    """A chunk that holds elements of a mask."""
+
+    __slots__ = ("local", "number", "places")
+
+    def __init__(self, number: int, local: np.ndarray, places: Places) -> None:
+        self.number, self.local, self.places = number, local, places
+        """Its number, the elements of one row's share that are wanted, and where they go."""
+
+    @property
+    def bytes(self) -> int:
+        return self.local.nbytes + (self.places.nbytes if isinstance(self.places, np.ndarray) else 0)
+
+
+def _mask_pieces(array: Chunks, mask: Mask) -> Iterator[_MaskPiece]:
+    numbers, local = _located(array, mask.flat)
+    order = np.argsort(numbers, kind="stable")
+    distinct, begins = np.unique(numbers[order], return_index=True)
+    for number, begin, end in zip(distinct.tolist(), begins, [*begins[1:], len(order)], strict=True):
+        here = order[begin:end]
+        yield _MaskPiece(number, local[here], _as_slice(here))
+
+
+def _located(array: Chunks, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Elements of a row -> the piece that holds each, and its number in one row's share of that."""
+    numbers, local = np.zeros(len(flat), np.int64), np.zeros(len(flat), np.int64)
+    along = np.unravel_index(flat, array.shape)
+    steps = zip(along, array.chunk, element_strides(array.grid), element_strides(array.chunk), strict=True)
+    for at, step, grid_stride, local_stride in steps:
+        numbers += at // step * grid_stride
+        local += at % step * local_stride
+    return numbers, local
+
+
+def _as_slice(places: np.ndarray) -> Places:
+    """A slice where the places follow each other."""
+    return slice(int(places[0]), int(places[-1]) + 1) if consecutive(places) else places
+
+
+class _MaskGroups:
+    """The pieces that hold elements of a mask, ascending, and those elements."""
+
+    def __init__(self, array: Chunks, mask: Mask) -> None:
+        self.width = array.piece_elements
+        numbers, local = _located(array, mask.flat)
+        self.order = np.argsort(numbers, kind="stable")
+        self.local = local[self.order]
+        self.numbers, self.begins = np.unique(numbers[self.order], return_index=True)
+        self.begins = np.append(self.begins, len(local))
+
+    @property
+    def index_bytes(self) -> int:
+        return self.order.nbytes + self.local.nbytes + self.numbers.nbytes + self.begins.nbytes
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def pieces(self, begin: int, end: int) -> np.ndarray:
+        return self.numbers[begin:end]
+
+    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, Places]:
+        """Which elements of the group, taken one piece after another, are wanted, and where they go."""
+        bounds = self.begins[begin : begin + len(pieces) + 1]
+        here = slice(int(bounds[0]), int(bounds[-1]))
+        places = _as_slice(self.order[here])
+        if self.width == 1:
+            return None, places
+        return np.repeat(np.arange(len(pieces)) * self.width, np.diff(bounds)) + self.local[here], places
+
+
+class _BoxGroups:
+    """The pieces that a box reaches into, and the elements of it that they hold, worked out as they are needed."""
+
+    def __init__(self, array: Chunks, box: Within) -> None:
+        assert isinstance(box, Box)
+        self.array, self.box = array, box
+        along = [
+            np.unique(np.arange(each.start, each.stop, each.step) // step)
+            for each, step in zip(box.ranges, array.chunk, strict=True)
+        ]
+        self.along: Sequence[np.ndarray] = along
+        self.crossings = tuple(len(each) for each in along)
+
+    index_bytes = 0
+
+    def __len__(self) -> int:
+        return int(np.prod(self.crossings, dtype=np.int64))
+
+    def pieces(self, begin: int, end: int) -> np.ndarray:
+        crossing = np.unravel_index(np.arange(begin, min(end, len(self))), self.crossings)
+        at = [each[where] for each, where in zip(self.along, crossing, strict=True)]
+        return np.ravel_multi_index(at, self.array.grid)
+
+    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, Places]:
+        array = self.array
+        corners = np.unravel_index(pieces, array.grid)
+        inside = np.unravel_index(np.arange(array.piece_elements), array.chunk)
+        places = np.zeros((len(pieces), array.piece_elements), np.int64)
+        wanted = np.ones(places.shape, bool)
+        strides = element_strides(self.box.full_shape)
+        for corner, local, step, each, stride in zip(
+            corners, inside, array.chunk, self.box.ranges, strides, strict=True
+        ):
+            at = (corner * step - each.start)[:, None] + local
+            wanted &= (at >= 0) & (at < each.stop - each.start)
+            if each.step > 1:
+                wanted &= at % each.step == 0
+                at //= each.step
+            at *= stride
+            places += at
+        if wanted.all():
+            return None, _as_slice(places.reshape(-1))
+        local = np.flatnonzero(wanted)
+        return local, _as_slice(places.reshape(-1)[local])

@@ -1,0 +1,162 @@
+"""Part of every row: a box of it, or the elements under a mask. Frozen values that know nothing of storage.
+
+Both say which elements of a row are wanted, in the row's own order, and what shape they come in.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A range along each axis of the row."""
+
+    row: Shape
+    ranges: tuple[range, ...]
+    """What is wanted along each axis; steps are positive, and none is empty."""
+    dropped: frozenset[int] = frozenset()
+    """Axes given as one number, which the result does not have."""
+
+    @property
+    def full_shape(self) -> Shape:
+        """The box with all axes of the row."""
+        return tuple(len(each) for each in self.ranges)
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(len(each) for axis, each in enumerate(self.ranges) if axis not in self.dropped)
+
+    @property
+    def is_everything(self) -> bool:
+        return not self.dropped and self.full_shape == self.row
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """As numpy takes it; axes given as one number are kept with length 1."""
+        return tuple(slice(each.start, each.stop, each.step) for each in self.ranges)
+
+    @property
+    def bounds(self) -> tuple[slice, ...]:
+        """The smallest box without steps around it."""
+        return tuple(slice(each[0], each[-1] + 1) for each in self.ranges)
+
+    @cached_property
+    def flat(self) -> np.ndarray:
+        """Numbers of the elements wanted, in C order over the row."""
+        strides = element_strides(self.row)
+        numbers = np.zeros((1,) * len(self.row), np.int64)
+        for axis, each in enumerate(self.ranges):
+            along = np.arange(each.start, each.stop, each.step, dtype=np.int64) * strides[axis]
+            numbers = numbers + along.reshape([-1 if a == axis else 1 for a in range(len(self.row))])
+        return numbers.reshape(-1)
+
+    @property
+    def index_bytes(self) -> int:
+        return 0
+
+    def describe(self) -> tuple[object, ...]:
+        return ("box", self.row, self.ranges, tuple(sorted(self.dropped)))
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Single elements of the row, delivered as one axis."""
+
+    row: Shape
+    flat: np.ndarray
+    """Their numbers in C order over the row, ascending."""
+
+    @property
+    def shape(self) -> Shape:
+        return (len(self.flat),)
+
+    @property
+    def bounds(self) -> tuple[slice, ...]:
+        along = np.unravel_index(self.flat, self.row)
+        return tuple(slice(int(each.min()), int(each.max()) + 1) for each in along)
+
+    @property
+    def index_bytes(self) -> int:
+        return self.flat.nbytes
+
+    def describe(self) -> tuple[object, ...]:
+        return ("mask", self.row, hashlib.sha256(self.flat.tobytes()).hexdigest()[:16])
+
+
+Within = Box | Mask
+
+
+def everything(row: Shape) -> Box:
+    """The whole row."""
+    return Box(row, tuple(range(size) for size in row))
+
+
+def within(row: Shape, wanted: Any) -> Within:
+    """What a caller asked for: an array of booleans with the row's shape, or what numpy takes as basic indexing."""
+    if isinstance(wanted, slice | int | np.integer | EllipsisType):
+        wanted = (wanted,)
+    if isinstance(wanted, tuple):
+        return _box(row, wanted)
+    mask = np.asarray(wanted)
+    if mask.dtype != bool or mask.shape != row:
+        way_out = ". Numbers become a mask by a comparison, such as roi > 0" if mask.shape == row else ""
+        raise ConfigError(
+            f"expected booleans of shape {row}, one for each element of a row, or slices; got {mask.dtype} of shape "
+            f"{mask.shape}{way_out}"
+        )
+    flat = np.flatnonzero(mask)
+    if len(flat) == 0:
+        raise ConfigError("the mask selects nothing: all of its values are False")
+    return Mask(row, flat)
+
+
+def _box(row: Shape, wanted: tuple[Any, ...]) -> Box:
+    if any(not isinstance(each, slice | int | np.integer | EllipsisType) or isinstance(each, bool) for each in wanted):
+        raise ConfigError(f"expected slices and whole numbers, or a mask of shape {row}; got {wanted!r}")
+    if wanted.count(Ellipsis) > 1 or len(wanted) - (Ellipsis in wanted) > len(row):
+        raise ConfigError(f"{len(wanted)} slices for a row of shape {row}: one for each axis at most")
+    at = wanted.index(Ellipsis) if Ellipsis in wanted else len(wanted)
+    after = wanted[at + 1 :]
+    rest = (slice(None),) * (len(row) - at - len(after))
+    ranges, dropped = [], set()
+    for axis, (each, size) in enumerate(zip((*wanted[:at], *rest, *after), row, strict=True)):
+        if isinstance(each, slice):
+            chosen = range(size)[each]
+            if chosen.step < 0 or not len(chosen):
+                raise ConfigError(f"axis {axis} of {size}: {each} selects nothing, or runs backwards")
+        else:
+            if not -size <= each < size:
+                raise ConfigError(f"axis {axis} of {size}: there is no {each}")
+            chosen = range(int(each) % size, int(each) % size + 1)
+            dropped.add(axis)
+        ranges.append(range(chosen[0], chosen[-1] + 1, chosen.step))
+    return Box(row, tuple(ranges), frozenset(dropped))
+
+
+def compose(first: Within, then: Within) -> Within:
+    """Part of a part."""
+    if isinstance(first, Box) and isinstance(then, Box):
+        kept = [axis for axis in range(len(first.row)) if axis not in first.dropped]
+        ranges, dropped = list(first.ranges), set(first.dropped)
+        for place, axis in enumerate(kept):
+            inner = then.ranges[place]
+            ranges[axis] = first.ranges[axis][inner.start : inner.stop : inner.step]
+            if place in then.dropped:
+                dropped.add(axis)
+        return Box(first.row, tuple(ranges), frozenset(dropped))
+    return Mask(first.row, first.flat[then.flat])
+
+
+def element_strides(shape: Shape) -> Shape:
+    """How many elements apart neighbours along each axis are, in C order."""
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
