@@ -24,6 +24,7 @@ LAYERS = [
     ["pytorch", "stats"],
     ["plan"],
     ["slots"],
+    ["inspection"],
     ["dataset"],
     ["formats"],
     ["mapped"],

@@ -10,7 +10,8 @@ import penstock
 
 PUBLIC = [
     "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "Order", "Plan", "Resampled", "Shuffled", "Stats",
-    "Store", "concat", "errors", "from_arrays", "join", "open",
+    "Store", "concat", "errors", "from_arrays",
+    "inspect", "join", "open",
 ]  # fmt: skip
 
 HEAVY = ("torch", "h5py", "imagecodecs", "tqdm", "pandas", "scipy", "hypothesis", "pytest")

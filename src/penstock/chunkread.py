@@ -7,7 +7,7 @@ chunk order into row order in a core's cache, and each row's share put into plac
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,21 +46,7 @@ GAP_BYTES = 4 * KiB
 SPAN_BYTES = 1 * MiB
 
 
-class ChunkReader(Protocol):
-    """Reads one array, or a part of each of its rows."""
-
-    spec: FieldSpec
-
-    @property
-    def index_bytes(self) -> int:
-        """Memory that knowing where each element goes takes."""
-
-    def scratch_bytes(self, rows: int) -> int: ...
-
-    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None: ...
-
-
-def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> ChunkReader:
+def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> "LargeChunks | SmallChunks":
     """The reader that suits the size of the chunks."""
     if array.chunk_bytes < GROUP_BELOW_BYTES and array.table.shape[1] > 1:
         return SmallChunks(array, files, cast, part)

@@ -15,19 +15,20 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.combine import choose_fields
-from penstock.dataset import Dataset
+from penstock.dataset import Dataset, OnError, check_on_error
 from penstock.deal import Deal, Tail
 from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.face import Face, HandOver, make_face
+from penstock.inspection import advice, read_paths
 from penstock.machine import cores, free_bytes, held_bytes
 from penstock.order import BlockShuffled, InBlocks, InOrder, Order, Shuffled, check_seed
 from penstock.plan import Plan, Request, make_plan
 from penstock.reader import Readers, ReaderTimes
-from penstock.schedule import Epoch
+from penstock.schedule import Batch, Epoch
 from penstock.sizes import MiB, format_size, parse_size
 from penstock.slots import Slots
-from penstock.spec import row_bytes
-from penstock.stats import Meter, Stats
+from penstock.spec import Origin, row_bytes
+from penstock.stats import LeftOut, Meter, Stats
 from penstock.store import Store
 
 INDEX, URL, KEY = "__index__", "__url__", "__key__"
@@ -56,6 +57,11 @@ class Loader:
     threads:     reader threads at most; "auto" takes one a core
     columns:     fields of a batch, in this order, as a tuple; None gives dicts of all. ``"__index__"``, ``"__url__"``
                  and ``"__key__"`` name each sample: its row, file, and place in the file
+    window:      where rows come in blocks: how much is mixed together, in rows or as a size ("512MiB" as stored)
+    on_error:    "raise", or "skip": samples that cannot be read are left out of their batch, which is then smaller,
+                 counted and listed in ``stats()``; a batch of which nothing is left is left out where there is one
+                 rank, and comes empty where there are several, which must take the same steps
+    max_errors:  with "skip": raise after so many in an epoch
     drop_last:   leave out the last, smaller batch
     tail:        where fewer samples remain than ranks: "pad" repeats some, "drop" leaves them out
     rank, world_size:  this process's share; taken from torch.distributed where it is in use
@@ -73,6 +79,9 @@ class Loader:
         memory: int | str | None = None,
         threads: int | Literal["auto"] = "auto",
         columns: Sequence[str] | None = None,
+        window: int | str | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
         drop_last: bool = False,
         tail: Tail = "pad",
         rank: int | None = None,
@@ -82,7 +91,9 @@ class Loader:
     ) -> None:
         self._face = make_face(output, device)
         self._held_before = held_bytes()
-        self._order = _order(ds, shuffle, seed)
+        check_on_error(on_error)
+        self.on_error, self.max_errors = on_error, max_errors
+        self._order = _order(ds, shuffle, seed, window)
         self._deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
         self._columns = _check_columns(ds, columns)
         self._store = self._face.prepare(*_chosen(ds, self._columns))
@@ -97,6 +108,7 @@ class Loader:
                 scratch_bytes=self._store.scratch_bytes,
                 index_bytes=self._store.index_bytes,
                 **_blocks(self._order),
+                **_layout(self._order, self._store),
                 spare_slots=self._face.spare_slots,
                 limit_note=note,
             )
@@ -106,7 +118,8 @@ class Loader:
         self._slots: Slots | None = None
         self._position = _Position(epoch=0, samples=0, begun=False)
         self._iteration: weakref.ref[_Iteration] = lambda: None  # type: ignore[assignment]
-        self._account = _Account(0, self.plan, Meter(self._held_before), ReaderTimes(), None)
+        self._files_left_out = [str(why) for why in ds.left_out]
+        self._account = self._new_account(0, ReaderTimes())
         self.told_kept = False
 
     def __len__(self) -> int:
@@ -127,8 +140,9 @@ class Loader:
             Epoch(at.epoch, self._order, replace(self._deal, start=at.samples)),
             self.plan,
             self._slots,
+            skip=self.on_error == "skip",
         )
-        self._account = _Account(at.epoch, self.plan, Meter(self._held_before), readers.times, self._slots)
+        self._account = self._new_account(at.epoch, readers.times)
         iteration = _Iteration(self, readers, self._face, self._account.meter)
         self._iteration = weakref.ref(iteration)
         return iteration
@@ -173,10 +187,17 @@ class Loader:
             return dict(values)
         return tuple(self._identify(name, rows) if name in IDENTITY else values[name] for name in self._columns)
 
+    def origin(self, row: int) -> Origin:
+        """Where a sample comes from."""
+        return self._store.origin(row)
+
+    def _new_account(self, epoch: int, times: ReaderTimes) -> "_Account":
+        return _Account(epoch, self.plan, Meter(self._held_before), times, self._slots, self._files_left_out)
+
     def _identify(self, column: str, rows: np.ndarray) -> Any:
         if column == INDEX:
             return self._face.start({INDEX: rows.copy()})()[INDEX]
-        places = [self._store.origin(int(row)) for row in rows]
+        places = [self.origin(int(row)) for row in rows]
         return [place.url if column == URL else place.key for place in places]
 
     def _end_iteration(self, why: str) -> None:
@@ -202,6 +223,7 @@ class _Account:
     meter: Meter
     times: ReaderTimes
     slots: Slots | None
+    files_left_out: Sequence[str]
 
     def stats(self) -> Stats:
         meter = self.meter
@@ -222,6 +244,12 @@ class _Account:
             planned_bytes=self.plan.planned_bytes,
             budget_bytes=self.plan.limit_bytes,
             kept_batches=self.slots.added_peak if self.slots else 0,
+            bytes_read=self.times.counted.bytes_read,
+            chunks_read=self.times.counted.chunks_read,
+            chunks_filled=self.times.counted.chunks_filled,
+            left_out=tuple(meter.left_out),
+            left_out_samples=meter.left_out_samples,
+            files_left_out=self.files_left_out,
         )
 
 
@@ -242,6 +270,13 @@ class _Iteration:
         return self
 
     def __next__(self) -> Any:
+        batch, samples = self._next()
+        while not samples and self._deal.world_size == 1:  # nothing of it could be read, and no other rank waits for us
+            batch, samples = self._next()
+        return batch
+
+    def _next(self) -> tuple[Any, int]:
+        """The next batch, and how many samples it has."""
         if self._why_ended:
             raise StateMismatch(self._why_ended)
         if self._next_delivery >= self._steps or not self._shut_down.alive:
@@ -262,7 +297,7 @@ class _Iteration:
         self._next_delivery += 1
         self._loader.delivered(self._deal.position_after(self._next_delivery))
         self._meter.count(len(rows), len(rows) * self._row_bytes, time.perf_counter() - began)
-        return batch
+        return batch, len(rows)
 
     def end(self, why: str) -> None:
         """End now; whoever asks for another batch is told why."""
@@ -283,10 +318,29 @@ class _Iteration:
             readers.slots.give_back(batch.slot)
             batch.error.add_note(f"while reading batch {batch.step} of epoch {readers.epoch.number}")
             raise batch.error
-        arrays = readers.slots.lend(batch.slot, len(batch.rows))
-        self._started.append((self._face.start(arrays), batch.rows))
+        arrays, rows = readers.slots.lend(batch.slot, len(batch.rows)), batch.rows
+        if batch.left_out:
+            arrays, rows = self._without(batch, arrays)
+        self._started.append((self._face.start(arrays), rows))
         self._next_start += 1
         return True
+
+    def _without(self, batch: Batch, arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """A batch without the samples that could not be read; the others move up."""
+        for place, error in sorted(batch.left_out, key=lambda each: each[0]):
+            row = int(batch.rows[place])
+            origin = self._loader.origin(row)
+            self._meter.leave_out(LeftOut(row, origin.url, origin.key, str(error)))
+            most = self._loader.max_errors
+            if most is not None and self._meter.left_out_samples > most:
+                error.add_note(f"more than max_errors={most} samples could not be read in this epoch; this is the next")
+                raise error
+        kept = np.delete(np.arange(len(batch.rows)), [place for place, _ in batch.left_out])
+        for array in arrays.values():
+            for to, place in enumerate(kept.tolist()):
+                if to != place:
+                    array[to : to + 1] = array[place : place + 1]
+        return {name: array[: len(kept)] for name, array in arrays.items()}, batch.rows[kept]
 
     def _make_room(self) -> None:
         """Go on although the caller keeps batches, and say once when that goes beyond the budget."""
@@ -308,7 +362,7 @@ def _shut_down(readers: Readers, face: Face) -> None:
     readers.stop()
 
 
-def _order(ds: Dataset, shuffle: bool | Order, seed: int) -> Order:
+def _order(ds: Dataset, shuffle: bool | Order, seed: int, window: int | str | None) -> Order:
     check_seed(seed)
     length, starts = len(ds), ds.store.blocks
     if length == 0:
@@ -319,11 +373,34 @@ def _order(ds: Dataset, shuffle: bool | Order, seed: int) -> Order:
         return Shuffled(length, seed) if shuffle else InOrder(length)
     if not shuffle:
         return InBlocks(length, starts)
-    block_bytes = int(np.diff(starts, append=length).max()) * row_bytes(ds.store.fields)
-    return BlockShuffled(length, starts, max(1, WINDOW_BYTES // max(1, block_bytes)), seed)
+    largest, row = int(np.diff(starts, append=length).max()), max(1, row_bytes(ds.store.fields))
+    rows = WINDOW_BYTES // row if window is None else _window_rows(window, row)
+    return BlockShuffled(length, starts, max(1, rows // largest), seed)
 
 
-def _blocks(order: Order) -> dict[str, int]:
+def _window_rows(window: int | str, row: int) -> int:
+    if isinstance(window, str):
+        return parse_size(window, argument="window") // row
+    if not isinstance(window, int) or window < 1:
+        raise ConfigError(f'window={window!r}: expected a number of rows, at least 1, or a size such as "512MiB"')
+    return window
+
+
+def _layout(order: Order, store: Store) -> dict[str, Any]:
+    """What a plan says of how rows are stored and mixed."""
+    in_blocks = isinstance(order, BlockShuffled | InBlocks)
+    quality = order.quality if isinstance(order, BlockShuffled) else 1.0 if isinstance(order, Shuffled) else None
+    paths = read_paths(store)
+    worst = max(paths, key=lambda path: path.amplification, default=None)
+    return {
+        "shuffle_quality": quality,
+        "amplification": worst.amplification if worst else 1.0,
+        "advice": advice(paths, in_blocks=in_blocks, window_rows=_blocks(order).get("window_rows", 0), quality=quality),
+        "remedy": worst.remedy if worst else "",
+    }
+
+
+def _blocks(order: Order) -> dict[str, Any]:
     """What a plan must know of an order whose rows come in blocks."""
     if not isinstance(order, BlockShuffled | InBlocks):
         return {}

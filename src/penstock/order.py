@@ -173,6 +173,21 @@ class BlockShuffled(Order):
             rows[here] = self._mixed(epoch, int(window), positions[here])
         return rows
 
+    @property
+    def quality(self) -> float:
+        """How near this comes to a uniform shuffle, which is 1.0.
+
+        Of two samples of one window, the chance that they come from different blocks, over the same chance for two
+        samples of the whole set. Blocks delivered one after another have 0.
+        """
+        blocks = len(self.starts)
+        rows = self.length / blocks
+        window = min(self.window_blocks, blocks) * rows
+        if rows <= 1 or blocks == 1 or window >= self.length:
+            return 1.0
+        apart_in_window = 1 - (rows - 1) / (window - 1)
+        return apart_in_window / (1 - (rows - 1) / (self.length - 1))
+
     def windows(self, epoch: int) -> np.ndarray:
         """The first position of each window, and the end of the last."""
         return _window_starts(self, epoch)

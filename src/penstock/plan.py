@@ -8,7 +8,7 @@ filled, one thread), then as many threads as were asked for, then slots, until m
 limit, not a goal.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.budget import MemoryBudget
@@ -52,6 +52,13 @@ class Request:
     spare_slots: int = 0
     """Slots held longer than usual (a device copy in flight)."""
     limit_note: str = ""
+    shuffle_quality: float | None = None
+    """1.0 is a uniform shuffle; None where nothing is shuffled."""
+    amplification: float = 1.0
+    """Bytes that a reader of single rows would decode for each one delivered."""
+    advice: Sequence[str] = ()
+    remedy: str = ""
+    """What would let each row be read by itself, where it cannot be."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,12 @@ class Plan:
     window_batches: int
     """Batches that a window may reach into."""
     limit_note: str = ""
+    shuffle_quality: float | None = None
+    """1.0 is a uniform shuffle; None where nothing is shuffled."""
+    amplification: float = 1.0
+    """Bytes that a reader of single rows would decode for each one delivered."""
+    advice: Sequence[str] = ()
+    """What there is to say about it, in sentences."""
 
     @property
     def batches_filled_together(self) -> int:
@@ -98,7 +111,8 @@ class Plan:
         rows.append(("planned", format_size(self.planned_bytes), ""))
         rows.append(("budget", format_size(self.limit_bytes), self.limit_note))
         wide = max(len(holder) for holder, _, _ in rows)
-        return "\n".join(f"{holder:<{wide}}  {size:>9}  {why}".rstrip() for holder, size, why in rows)
+        table = [f"{holder:<{wide}}  {size:>9}  {why}".rstrip() for holder, size, why in rows]
+        return "\n".join([*table, *self.advice])
 
     def _explain(self, holder: str) -> str:
         if holder == "batches":
@@ -147,7 +161,8 @@ def make_plan(request: Request) -> Plan:
         ledger.reserve(holder, bytes_)
     return Plan(
         request.limit_bytes, ledger.holders, request.batch_rows, batch_bytes, slots, most, threads, rows_per_read,
-        smallest_bytes, request.window_rows, _window_batches(request), request.limit_note,
+        smallest_bytes, request.window_rows, _window_batches(request), request.limit_note, request.shuffle_quality,
+        request.amplification, request.advice,
     )  # fmt: skip
 
 
@@ -212,8 +227,8 @@ def _refusal(request: Request, smallest: Mapping[str, int], batch_bytes: int) ->
     told = ", ".join(f"{holder} {format_size(bytes_)}" for holder, bytes_ in smallest.items() if bytes_)
     largest = f"{format_size(request.batch_rows * spec.row_bytes)} is {field!r} ({spec})"
     window = (
-        f"Rows come in blocks of {request.block_rows} that are read whole, so {request.window_rows:,} rows are in "
-        f"memory together; shuffle=penstock.Shuffled(rows, seed) needs less, and reads each block many times. "
+        f"Rows come in blocks of {request.block_rows:,} that are read whole, so {request.window_rows:,} rows are in "
+        f"memory together. {_smaller_window(request)}"
         if request.window_rows
         else ""
     )
@@ -224,6 +239,16 @@ def _refusal(request: Request, smallest: Mapping[str, int], batch_bytes: int) ->
         f"{format_size(request.scratch_bytes(1))}. {window}Raise memory, or lower batch_size, or leave fields out with "
         f"columns"
     )
+
+
+def _smaller_window(request: Request) -> str:
+    ways = []
+    if request.window_rows > request.block_rows:
+        ways.append(f"window={request.block_rows:,} mixes less and takes less memory")
+    ways.append("select_within reads part of each row")
+    if request.remedy:
+        ways.append(f"a copy made once with {request.remedy} lets each row be read by itself")
+    return f"{'; '.join(ways)}. "
 
 
 def _counted(count: int, what: str) -> str:

@@ -7,17 +7,21 @@ Results and errors travel to the caller with their step; an error is raised wher
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from penstock import memory
-from penstock.errors import WorkerDied
+from penstock import memory, tally
+from penstock.errors import DataError, SourceError, WorkerDied
 from penstock.plan import Plan
 from penstock.schedule import Batch, Epoch, Part, Read, reads
 from penstock.slots import Slots
 from penstock.store import Store
+from penstock.tally import Tally
+
+BAD_INPUT = (DataError, SourceError)
+"""What can be wrong with a sample, as against with the program."""
 
 
 @dataclass
@@ -26,13 +30,16 @@ class ReaderTimes:
 
     reading: float = 0.0
     waiting_for_slots: float = 0.0
+    counted: Tally = field(default_factory=Tally)
+    """What was read and decoded."""
 
 
 class Readers:
     """The threads of one epoch."""
 
-    def __init__(self, store: Store, epoch: Epoch, plan: Plan, slots: Slots) -> None:
+    def __init__(self, store: Store, epoch: Epoch, plan: Plan, slots: Slots, *, skip: bool = False) -> None:
         self.store, self.epoch, self.plan, self.slots = store, epoch, plan, slots
+        self._skip = skip
         self.times = ReaderTimes()
         self._scratch_bytes = store.scratch_bytes(plan.rows_per_read)
         self._turn = threading.Lock()
@@ -120,11 +127,38 @@ class Readers:
             try:
                 self._read(parts)
             except Exception as error:
-                if len(parts) == 1:
+                if self._skip and isinstance(error, BAD_INPUT):
+                    self._sort_out(parts)
+                elif len(parts) == 1:
                     parts[0].batch.error = error
                 else:  # find out whose error it is: the other batches are whole
                     for part in parts:
                         self._fill(Read([part], read.scattered))
+
+    def _sort_out(self, parts: list[Part]) -> None:
+        """Find the samples that cannot be read, by halves, and read all others."""
+        if len(parts) > 1:
+            for part in parts:
+                self._halve(part)
+        else:
+            part = parts[0]
+            if len(part.rows) == 1:
+                self._halve(part)
+                return
+            middle = len(part.rows) // 2
+            for half in (slice(None, middle), slice(middle, None)):
+                self._halve(Part(part.batch, part.rows[half], part.places[half]))
+
+    def _halve(self, part: Part) -> None:
+        try:
+            self._read([part])
+        except BAD_INPUT as error:
+            if len(part.rows) == 1:
+                part.batch.left_out.append((int(part.places[0]), error))
+            else:
+                self._sort_out([part])
+        except Exception as error:
+            part.batch.error = error
 
     def _together(self, read: Read) -> list[list[Part]]:
         """Parts that one call can read: of the same arrays, and unless scattered, one after another."""
@@ -146,8 +180,10 @@ class Readers:
         self.store.read_into(rows, at, arrays)
 
     def _post(self, read: Read, seconds: float) -> None:
+        counted = tally.collect()
         with self._counting:
             self.times.reading += seconds
+            self.times.counted.add(counted)
             for part in read.parts:
                 part.batch.reads_left -= 1
             whole = [part.batch for part in read.parts if part.batch.reads_left == 0]

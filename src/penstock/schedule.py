@@ -5,7 +5,7 @@ is all of a block's rows that this rank will deliver, scattered over the batches
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,6 +23,8 @@ class Batch:
     rows: np.ndarray
     reads_left: int = 1
     error: BaseException | None = None
+    left_out: list[tuple[int, Exception]] = field(default_factory=list)
+    """Places of samples that could not be read, and why."""
 
 
 @dataclass(frozen=True)

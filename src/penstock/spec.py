@@ -46,6 +46,26 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class ReadPath:
+    """How one field comes off the disk, and why so."""
+
+    field: str
+    spec: FieldSpec
+    rows: int
+    layout: str
+    """``chunks of 47 rows, (10, 10, 7) of each; shuffle, deflate``"""
+    how: str
+    block_rows: int = 1
+    """Rows that are read whole or not at all."""
+    amplification: float = 1.0
+    """Bytes decoded for a byte delivered, if rows were read one by one."""
+    stored_bytes: int = 0
+    missing_chunks: int = 0
+    remedy: str = ""
+    """What would let each row be read by itself; empty where it can be."""
+
+
+@dataclass(frozen=True)
 class Cast:
     """An element-wise conversion declared by the caller: ``value.astype(dtype) * scale + offset``.
 

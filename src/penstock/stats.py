@@ -1,6 +1,7 @@
 """Where the time went: measured while a loader runs, told in one sentence."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.machine import held_bytes
@@ -11,6 +12,24 @@ MEMORY_EVERY_S = 0.02
 
 # Below this share of waiting there is nothing to gain from a faster loader.
 NEGLIGIBLE_WAIT = 0.05
+
+
+# So many samples that were left out are listed; all are counted.
+LISTED = 1000
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A sample that could not be read."""
+
+    row: int
+    """Its row in the dataset."""
+    url: str
+    key: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"row {self.row} ({self.key}): {self.why}"
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,18 @@ class Stats:
     budget_bytes: int
     kept_batches: int
     """The most batches kept by the caller at once beyond those planned for."""
+    bytes_read: int = 0
+    """From files, gaps between wanted ranges included."""
+    chunks_read: int = 0
+    """Chunks read and decoded, each as often as it was."""
+    chunks_filled: int = 0
+    """Chunks that were never written, delivered as the fill value (``allow_fill=True``)."""
+    left_out: Sequence["LeftOut"] = ()
+    """The first samples that could not be read and were left out (``on_error="skip"``)."""
+    left_out_samples: int = 0
+    """How many there were in all."""
+    files_left_out: Sequence[str] = ()
+    """Why whole files are not in the dataset."""
 
     @property
     def samples_per_s(self) -> float:
@@ -81,11 +112,18 @@ class Stats:
         )
 
     def __str__(self) -> str:
+        lost = ""
+        if self.left_out:
+            lost = f"; {self.left_out_samples:,} samples were left out, the first: {self.left_out[0]}"
+        if self.files_left_out:
+            lost += f"; {len(self.files_left_out)} files were left out, the first: {self.files_left_out[0]}"
+        if self.chunks_filled:
+            lost += f"; {self.chunks_filled:,} chunks that were never written came as fill values"
         return (
             f"epoch {self.epoch}: {self.samples:,} samples in {self.seconds:.2f} s, {self.samples_per_s:,.0f} "
             f"samples/s, {format_size(self.bytes_per_s)}/s; {format_size(self.planned_bytes)} of "
             f"{format_size(self.budget_bytes)} reserved, the process grew by {format_size(self.peak_bytes)}; "
-            f"{self.bottleneck}"
+            f"{self.bottleneck}{lost}"
         )
 
 
@@ -97,6 +135,8 @@ class Meter:
         self.batches = self.samples = self.bytes = 0
         self.waited = 0.0
         self.peak_bytes = 0
+        self.left_out: list[LeftOut] = []
+        self.left_out_samples = 0
         self._held_before = held_before
         self._next_look = 0.0
 
@@ -109,6 +149,12 @@ class Meter:
         self.waited += waited
         if self.latest >= self._next_look:
             self.look()
+
+    def leave_out(self, sample: LeftOut) -> None:
+        """One sample is not delivered."""
+        self.left_out_samples += 1
+        if len(self.left_out) < LISTED:
+            self.left_out.append(sample)
 
     def look(self) -> None:
         """Take note of the memory held now."""

@@ -14,12 +14,12 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from penstock.chunkread import chunk_reader
+from penstock.chunkread import LargeChunks, SmallChunks, chunk_reader
 from penstock.errors import OutOfRange
 from penstock.extents import Chunks, Extents
 from penstock.fileio import Files
-from penstock.rangeread import range_reader
-from penstock.spec import Cast, Fields, FieldSpec, Origin
+from penstock.rangeread import GatherReader, PartReader, RangeReader, range_reader
+from penstock.spec import Cast, Fields, Origin, ReadPath
 from penstock.within import Within, compose
 
 Out = Mapping[str, np.ndarray]
@@ -75,6 +75,14 @@ class Choosing(Protocol):
 
     def choosing(self, names: Sequence[str]) -> Store:
         """The same rows with these fields alone."""
+
+
+@runtime_checkable
+class Explained(Protocol):
+    """A store that reads from somewhere, and can tell how."""
+
+    def read_paths(self) -> Sequence[ReadPath]:
+        """How each field is read."""
 
 
 @runtime_checkable
@@ -171,20 +179,20 @@ class ExtentStore:
             {name: part for name, part in self._parts.items() if name in names},
         )
 
+    def read_paths(self) -> Sequence[ReadPath]:
+        return [
+            _range_path(name, reader, self._length)
+            if isinstance(reader, RangeReader | PartReader | GatherReader)
+            else _chunk_path(name, reader, self._length)
+            for name, reader in self._readers.items()
+        ]
+
     def selecting(self, field: str, part: Within) -> "ExtentStore":
         whole = compose(self._parts[field], part) if field in self._parts else part
         return ExtentStore(self._arrays, self._files, self._casts, {**self._parts, field: whole})
 
 
-class _Reader(Protocol):
-    spec: FieldSpec
-
-    @property
-    def index_bytes(self) -> int: ...
-
-    def scratch_bytes(self, rows: int) -> int: ...
-
-    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None: ...
+_Reader = RangeReader | PartReader | GatherReader | LargeChunks | SmallChunks
 
 
 def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None) -> _Reader:
@@ -193,3 +201,30 @@ def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None
     if isinstance(array, Chunks):
         return chunk_reader(array, files, cast, part)
     return range_reader(array, files, cast, part)
+
+
+def _range_path(name: str, reader: RangeReader | PartReader | GatherReader, rows: int) -> ReadPath:
+    array = reader.array
+    wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
+    read = reader.packed_bytes if isinstance(reader, PartReader) else array.row_bytes
+    how = "gathered from a mapping of the file" if isinstance(reader, GatherReader) else "read straight from the file"
+    return ReadPath(name, reader.spec, rows, "contiguous", how, 1, read / wanted, array.rows * array.row_bytes)
+
+
+def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> ReadPath:
+    array = reader.array
+    wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
+    decoded = reader.pieces_per_row * array.chunk_bytes
+    several = array.rows_per_chunk > 1
+    share = "" if array.chunk == array.shape else f", {array.chunk} of each" if several else f", {array.chunk} of it"
+    filters = f"; {', '.join(codec for codec, _ in array.codecs)}" if array.codecs else ""
+    layout = f"chunks of {f'{array.rows_per_chunk} rows' if several else 'a row'}{share}{filters}"
+    how = "read and decoded outside the library's lock"
+    if isinstance(reader, SmallChunks):
+        how += ", neighbouring chunks together"
+    whole = [*array.shape[: array.row_axis], 1, *array.shape[array.row_axis :]]
+    remedy = f"h5repack -l {array.name}:CHUNK={'x'.join(map(str, whole))} OLD NEW" if several else ""
+    return ReadPath(
+        name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, array.table.stored_bytes,
+        array.table.missing, remedy,
+    )  # fmt: skip

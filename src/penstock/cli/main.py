@@ -15,6 +15,7 @@ import penstock
 from penstock.errors import PenstockError
 
 COMMANDS = {
+    "inspect": "what is in files: fields, layout, and how each will be read",
     "demo": "make a small dataset, train from it inside a memory budget, and compare with torch's DataLoader",
 }
 

@@ -19,7 +19,7 @@ from penstock.extents import FileId
 from penstock.fileio import check_unchanged
 from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
-from penstock.spec import Fields, FieldSpec, Origin
+from penstock.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
 from penstock.within import Box, Mask, Within, compose, everything
 
@@ -102,6 +102,16 @@ class Layout:
     def group(self) -> int:
         """Rows read at a time."""
         return max(1, READ_BYTES // max(1, self.read_bytes))
+
+    def read_path(self, name: str, rows: int) -> ReadPath:
+        delivered = max(1, self.spec.row_bytes)
+        touched = prod(self.read_shape) * self.chunk_rows * self.stored.itemsize
+        layout = f"chunks of {self.chunks}" if self.chunks else "not in chunks"
+        whole = "x".join(str(1 if axis == self.row_axis else size) for axis, size in enumerate(self.shape))
+        return ReadPath(
+            name, self.spec, rows, layout, f"read by h5py, one thread at a time: {self.why}", self.chunk_rows,
+            touched / delivered, 0, 0, f"h5repack -l {name}:CHUNK={whole} OLD NEW" if self.chunk_rows > 1 else "",
+        )  # fmt: skip
 
     def scratch_bytes(self, rows: int) -> int:
         group = aligned(min(rows, self.group) * self.read_bytes)
@@ -192,6 +202,9 @@ class H5pyStore:
             ) from error
         if layout.row_axis:
             np.copyto(read, np.moveaxis(goal, layout.row_axis, 0))
+
+    def read_paths(self) -> Sequence[ReadPath]:
+        return [each.read_path(name, self._rows) for name, each in self.layouts.items()]
 
     def origin(self, row: int) -> Origin:
         return Origin(self.file.path, f"{next(iter(self.fields))}[{row}]")

@@ -1,13 +1,13 @@
 """Arrays already in memory: labels and tables for a join, and the oracle other stores are compared with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from penstock.coalesce import consecutive
 from penstock.errors import ConfigError, SchemaMismatch
 from penstock.memory import aligned, borrow
-from penstock.spec import Fields, FieldSpec, Origin
+from penstock.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
 
 
@@ -54,6 +54,9 @@ class MemoryStore:
                     taken = scratch.view(spec.dtype).reshape(len(rows), *spec.shape)
                     np.take(self.arrays[name], rows, axis=0, out=taken, mode="clip")
                     target[at] = taken
+
+    def read_paths(self) -> Sequence[ReadPath]:
+        return [ReadPath(name, spec, len(self), "an array", "in memory already") for name, spec in self.fields.items()]
 
     def origin(self, row: int) -> Origin:
         return Origin("", f"{next(iter(self.arrays))}[{row}]")
