@@ -1,6 +1,6 @@
-"""python -m benchmarks [volumes-contiguous | volumes-gzip | records …] [--rounds 3] [--data FOLDER]
+"""python -m benchmarks [NAME …] [--rounds 3] [--data FOLDER]; without a name, all: volumes-gzip, records, hdf5-zstd …
 
-Makes its data on first use (about 11 GB for all), measures, prints a table, and keeps it under benchmarks/results.
+Makes its data on first use (about 16 GB for all), measures, prints a table, and keeps it under benchmarks/results.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import data, records, volumes
+from benchmarks import data, hdf5, records, volumes
 from benchmarks.runner import Contestant, Result, side_by_side
 from penstock.machine import cores
 from penstock.sizes import format_size
@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Contestant]]] = {
     "volumes-contiguous": lambda root: volumes.contestants(data.volumes(root), "contiguous"),
     "volumes-gzip": lambda root: volumes.contestants(data.volumes(root), "gzip"),
     "records": lambda root: records.contestants(data.records(root)),
+    **hdf5.BENCHMARKS,
 }
 
 
@@ -54,7 +55,7 @@ def main() -> None:
     results_folder.mkdir(exist_ok=True)
     for name in args.names or BENCHMARKS:
         contestants = BENCHMARKS[name](args.data)
-        warm(args.data / name.split("-")[0])
+        warm(args.data / ("voxel-major" if name == "voxel-major" else name.split("-")[0]))
         results = side_by_side(contestants, args.rounds)
         text = table(results)
         machine = f"{platform.machine()}, {cores()} cores, Python {platform.python_version()}"

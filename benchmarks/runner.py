@@ -23,6 +23,8 @@ class Contestant:
     label: str
     target: str
     arguments: dict[str, Any]
+    whole: bool = False
+    """Whether time counts from the start, opening and first batch included: for layouts that are read in windows."""
 
 
 @dataclass
@@ -48,7 +50,7 @@ def side_by_side(contestants: list[Contestant], rounds: int = 3) -> list[Result]
 
 
 def _child(contestant: Contestant, watch: bool) -> dict[str, Any]:
-    job = json.dumps({"target": contestant.target, "arguments": contestant.arguments, "watch": watch})
+    job = json.dumps({**vars(contestant), "watch": watch})
     done = subprocess.run([sys.executable, "-m", __name__, job], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{contestant.label} failed:\n{done.stderr}")
@@ -64,15 +66,16 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     module, name = job["target"].split(":")
     epoch = getattr(importlib.import_module(module), name)
     if not job["watch"]:
-        return {"rate": _rate(epoch(**job["arguments"])), "peak": 0}
+        return {"rate": _rate(epoch(**job["arguments"]), job["whole"]), "peak": 0}
     with MemoryWatch(0.02) as watch:
         for _ in epoch(**job["arguments"]):
             pass
     return {"rate": 0.0, "peak": watch.peak_bytes}
 
 
-def _rate(batches: Iterator[int]) -> float:
-    next(batches)
+def _rate(batches: Iterator[int], whole: bool) -> float:
+    if not whole:
+        next(batches)
     began, samples = time.perf_counter(), 0
     for size in batches:
         samples += size

@@ -31,7 +31,7 @@ LAYERS = [
     ["combine"],
     ["store"],
     ["chunkread"],
-    ["rangeread", "index"],
+    ["rangeread", "index", "pieces"],
     ["fileio", "codecs"],
     ["memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally"],
     ["machine", "spec", "sizes"],

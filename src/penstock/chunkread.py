@@ -5,14 +5,13 @@ row (one time course a chunk, say), are taken in groups: neighbours in the file 
 chunk order into row order in a core's cache, and each row's share put into place in one go.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock import tally
-from penstock.coalesce import consecutive, spans
+from penstock.coalesce import spans
 from penstock.codecs import (
     BLOCK_ELEMENTS,
     Decoder,
@@ -28,10 +27,11 @@ from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, Truncated
 from penstock.extents import NEVER_WRITTEN, Chunks
 from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
+from penstock.pieces import BoxPiece, MaskPiece, Places, groups, pieces
 from penstock.rangeread import convert_bytes, read_converted
 from penstock.sizes import KiB, MiB
 from penstock.spec import Cast, FieldSpec
-from penstock.within import Box, Mask, Within, element_strides, everything
+from penstock.within import Mask, Within, everything
 
 # Below this, a chunk's rows are put into place in one call, which copies them twice; above it, one by one.
 SCATTER_BELOW_BYTES = 64 * KiB
@@ -212,16 +212,7 @@ class LargeChunks(_Blocks):
         super().__init__(array, files, cast, part)
         self.whole_rows = part is None and array.rows_per_chunk == 1 and array.chunk == array.shape
         self.piece_bytes = array.chunk_bytes // array.rows_per_chunk
-        self.pieces: list[_BoxPiece] | list[_MaskPiece] = []
-        if isinstance(self.part, Mask):
-            self.pieces = list(_mask_pieces(array, self.part))
-        elif not self.whole_rows:
-            self.pieces = list(_box_pieces(array, self.part))
-
-    @property
-    def index_bytes(self) -> int:
-        """What knowing where each element goes takes; a mask's own numbers are not counted twice."""
-        return sum(piece.bytes for piece in self.pieces if isinstance(piece, _MaskPiece))
+        self.pieces = [] if self.whole_rows else pieces(array, self.part)
 
     @property
     def pieces_per_row(self) -> int:
@@ -233,7 +224,7 @@ class LargeChunks(_Blocks):
             return self.decoding.scratch_bytes(cast)
         chunk = aligned(array.chunk_bytes) * (2 if array.row_axis else 1)
         if isinstance(self.part, Mask):
-            most = max(len(piece.local) for piece in self.pieces if isinstance(piece, _MaskPiece))
+            most = max(len(piece.local) for piece in self.pieces if isinstance(piece, MaskPiece))
             placing = aligned(most * array.stored.itemsize) + aligned(most * self.spec.dtype.itemsize)
             half = aligned(4 * most) if self._is_half else 0
         else:
@@ -265,7 +256,7 @@ class LargeChunks(_Blocks):
         with borrow(array.chunk_bytes) as scratch:
             chunk = self._by_rows(scratch)[0]
             for piece in self.pieces:
-                assert isinstance(piece, _BoxPiece)
+                assert isinstance(piece, BoxPiece)
                 self.decoding.read(handle, block, piece.number, scratch.view(array.stored), None)
                 if at_once:
                     places: tuple[Any, ...] = (at, *piece.to)
@@ -284,7 +275,7 @@ class LargeChunks(_Blocks):
         array = self.array
         with borrow(array.chunk_bytes) as scratch, borrow(array.chunk_bytes if array.row_axis else 0) as turned:
             for piece in self.pieces:
-                assert isinstance(piece, _MaskPiece)
+                assert isinstance(piece, MaskPiece)
                 self.decoding.read(handle, block, piece.number, scratch.view(array.stored), None)
                 chunk = self._by_rows(scratch)[0]
                 if array.row_axis:
@@ -301,11 +292,7 @@ class SmallChunks(_Blocks):
     def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> None:
         super().__init__(array, files, cast, part)
         self.group = max(1, min(GROUP_BYTES // array.chunk_bytes, GROUP_ELEMENTS // array.piece_elements))
-        self._wanted = _MaskGroups(array, self.part) if isinstance(self.part, Mask) else _BoxGroups(array, self.part)
-
-    @property
-    def index_bytes(self) -> int:
-        return self._wanted.index_bytes
+        self._wanted = groups(array, self.part)
 
     @property
     def pieces_per_row(self) -> int:
@@ -378,9 +365,6 @@ def _copy_lines(read: np.ndarray, starts: np.ndarray, decoded: np.ndarray, lines
         decoded[line : line + count] = read[start : start + count * width].reshape(count, width)
 
 
-Places = slice | np.ndarray
-
-
 def place_elements(
     row: np.ndarray, local: np.ndarray | None, goal: np.ndarray, places: Places, cast: Cast | None
 ) -> None:
@@ -402,148 +386,3 @@ def place_elements(
         ready = converted.view(goal.dtype)
         convert_piece(values, ready, cast)
         goal[places] = ready
-
-
-class _BoxPiece:
-    """A chunk that a box reaches into."""
-
-    __slots__ = ("number", "of", "to")
-
-    def __init__(self, number: int, of: tuple[slice, ...], to: tuple[slice, ...]) -> None:
-        self.number, self.of, self.to = number, of, to
-        """Its number, the part of it that is wanted, and where in the box that goes."""
-
-
-def _box_pieces(array: Chunks, box: Within) -> Iterator[_BoxPiece]:
-    assert isinstance(box, Box)
-    strides = element_strides(array.grid)
-    along = [list(_along(each, step)) for each, step in zip(box.ranges, array.chunk, strict=True)]
-    for crossing in product(*along):
-        number = sum(piece * stride for (piece, _, _), stride in zip(crossing, strides, strict=True))
-        yield _BoxPiece(number, tuple(of for _, of, _ in crossing), tuple(to for _, _, to in crossing))
-
-
-def _along(wanted: range, step: int) -> Iterator[tuple[int, slice, slice]]:
-    """Along one axis: the pieces that hold something wanted, what of each, and where it goes."""
-    done = 0
-    while done < len(wanted):
-        piece, first = divmod(wanted[done], step)
-        count = min(-(-(step - first) // wanted.step), len(wanted) - done)
-        yield piece, slice(first, first + (count - 1) * wanted.step + 1, wanted.step), slice(done, done + count)
-        done += count
-
-
-class _MaskPiece:
-    """A chunk that holds elements of a mask."""
-
-    __slots__ = ("local", "number", "places")
-
-    def __init__(self, number: int, local: np.ndarray, places: Places) -> None:
-        self.number, self.local, self.places = number, local, places
-        """Its number, the elements of one row's share that are wanted, and where they go."""
-
-    @property
-    def bytes(self) -> int:
-        return self.local.nbytes + (self.places.nbytes if isinstance(self.places, np.ndarray) else 0)
-
-
-def _mask_pieces(array: Chunks, mask: Mask) -> Iterator[_MaskPiece]:
-    numbers, local = _located(array, mask.flat)
-    order = np.argsort(numbers, kind="stable")
-    distinct, begins = np.unique(numbers[order], return_index=True)
-    for number, begin, end in zip(distinct.tolist(), begins, [*begins[1:], len(order)], strict=True):
-        here = order[begin:end]
-        yield _MaskPiece(number, local[here], _as_slice(here))
-
-
-def _located(array: Chunks, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Elements of a row -> the piece that holds each, and its number in one row's share of that."""
-    numbers, local = np.zeros(len(flat), np.int64), np.zeros(len(flat), np.int64)
-    along = np.unravel_index(flat, array.shape)
-    steps = zip(along, array.chunk, element_strides(array.grid), element_strides(array.chunk), strict=True)
-    for at, step, grid_stride, local_stride in steps:
-        numbers += at // step * grid_stride
-        local += at % step * local_stride
-    return numbers, local
-
-
-def _as_slice(places: np.ndarray) -> Places:
-    """A slice where the places follow each other."""
-    return slice(int(places[0]), int(places[-1]) + 1) if consecutive(places) else places
-
-
-class _MaskGroups:
-    """The pieces that hold elements of a mask, ascending, and those elements."""
-
-    def __init__(self, array: Chunks, mask: Mask) -> None:
-        self.width = array.piece_elements
-        numbers, local = _located(array, mask.flat)
-        self.order = np.argsort(numbers, kind="stable")
-        self.local = local[self.order]
-        self.numbers, self.begins = np.unique(numbers[self.order], return_index=True)
-        self.begins = np.append(self.begins, len(local))
-
-    @property
-    def index_bytes(self) -> int:
-        return self.order.nbytes + self.local.nbytes + self.numbers.nbytes + self.begins.nbytes
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def pieces(self, begin: int, end: int) -> np.ndarray:
-        return self.numbers[begin:end]
-
-    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, Places]:
-        """Which elements of the group, taken one piece after another, are wanted, and where they go."""
-        bounds = self.begins[begin : begin + len(pieces) + 1]
-        here = slice(int(bounds[0]), int(bounds[-1]))
-        places = _as_slice(self.order[here])
-        if self.width == 1:
-            return None, places
-        return np.repeat(np.arange(len(pieces)) * self.width, np.diff(bounds)) + self.local[here], places
-
-
-class _BoxGroups:
-    """The pieces that a box reaches into, and the elements of it that they hold, worked out as they are needed."""
-
-    def __init__(self, array: Chunks, box: Within) -> None:
-        assert isinstance(box, Box)
-        self.array, self.box = array, box
-        along = [
-            np.unique(np.arange(each.start, each.stop, each.step) // step)
-            for each, step in zip(box.ranges, array.chunk, strict=True)
-        ]
-        self.along: Sequence[np.ndarray] = along
-        self.crossings = tuple(len(each) for each in along)
-
-    index_bytes = 0
-
-    def __len__(self) -> int:
-        return int(np.prod(self.crossings, dtype=np.int64))
-
-    def pieces(self, begin: int, end: int) -> np.ndarray:
-        crossing = np.unravel_index(np.arange(begin, min(end, len(self))), self.crossings)
-        at = [each[where] for each, where in zip(self.along, crossing, strict=True)]
-        return np.ravel_multi_index(at, self.array.grid)
-
-    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, Places]:
-        array = self.array
-        corners = np.unravel_index(pieces, array.grid)
-        inside = np.unravel_index(np.arange(array.piece_elements), array.chunk)
-        places = np.zeros((len(pieces), array.piece_elements), np.int64)
-        wanted = np.ones(places.shape, bool)
-        strides = element_strides(self.box.full_shape)
-        for corner, local, step, each, stride in zip(
-            corners, inside, array.chunk, self.box.ranges, strides, strict=True
-        ):
-            at = (corner * step - each.start)[:, None] + local
-            wanted &= (at >= 0) & (at < each.stop - each.start)
-            if each.step > 1:
-                wanted &= at % each.step == 0
-                at //= each.step
-            at *= stride
-            places += at
-        if wanted.all():
-            return None, _as_slice(places.reshape(-1))
-        local = np.flatnonzero(wanted)
-        return local, _as_slice(places.reshape(-1)[local])

@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, OutOfRange, SchemaMismatch
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Cast, Fields, FieldSpec, Origin
-from penstock.store import Casting, Choosing, Out, Selecting, Store, check_rows, digest
+from penstock.store import Casting, Choosing, Out, Selecting, Store, check_rows, digest, shared_index
 from penstock.within import Box, Within
 
 # Rows converted at a time by a store that could not do it on the way.
@@ -63,6 +63,10 @@ class Wrapper:
     @property
     def index_bytes(self) -> int:
         return self.store.index_bytes
+
+    @property
+    def shared_index(self) -> dict[int, int]:
+        return shared_index(self.store)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -193,6 +197,10 @@ class Concat:
     def index_bytes(self) -> int:
         return sum(store.index_bytes for store in self.stores)
 
+    @property
+    def shared_index(self) -> dict[int, int]:
+        return {which: size for store in self.stores for which, size in shared_index(store).items()}
+
     def __len__(self) -> int:
         return int(self.starts[-1])
 
@@ -282,6 +290,10 @@ class Joined:
         tables = sum(part.rows.nbytes for part in self.parts.values() if part.rows is not None)
         return tables + sum(part.store.index_bytes for part in self.parts.values())
 
+    @property
+    def shared_index(self) -> dict[int, int]:
+        return {which: size for part in self.parts.values() for which, size in shared_index(part.store).items()}
+
     def __len__(self) -> int:
         return len(next(iter(self.parts.values())))
 
@@ -351,8 +363,8 @@ class Cropped(Wrapper):
         return digest("part", self.store.fingerprint, self.field, self.part.describe())
 
     @property
-    def index_bytes(self) -> int:
-        return self.store.index_bytes + self.part.index_bytes
+    def shared_index(self) -> dict[int, int]:
+        return {**shared_index(self.store), id(self.part): self.part.index_bytes}
 
     def scratch_bytes(self, rows: int) -> int:
         group = min(rows, self.group)

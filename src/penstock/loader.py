@@ -29,7 +29,7 @@ from penstock.sizes import MiB, format_size, parse_size
 from penstock.slots import Slots
 from penstock.spec import Origin, row_bytes
 from penstock.stats import LeftOut, Meter, Stats
-from penstock.store import Store
+from penstock.store import Store, shared_index
 
 INDEX, URL, KEY = "__index__", "__url__", "__key__"
 IDENTITY = (INDEX, URL, KEY)
@@ -106,7 +106,7 @@ class Loader:
                 threads=_threads(threads),
                 limit_bytes=limit,
                 scratch_bytes=self._store.scratch_bytes,
-                index_bytes=self._store.index_bytes,
+                index_bytes=self._store.index_bytes + sum(shared_index(self._store).values()),
                 **_blocks(self._order),
                 **_layout(self._order, self._store),
                 spare_slots=self._face.spare_slots,

@@ -15,7 +15,7 @@ from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Cast, FieldSpec
-from penstock.within import Within
+from penstock.within import Mask, Within
 
 # Below this a system call a row costs more than the copy: gather from a mapping instead (0.8 against 2.5 million
 # rows of 4 KiB a second). Above it, reads keep the page tables small and notice a file that was cut short.
@@ -26,6 +26,12 @@ GATHER_BYTES = 512 * KiB
 
 # Wanted ranges of a row with a smaller gap between them are read in one call.
 GAP_BYTES = 4 * KiB
+
+# Elements looked at together when ranges are worked out.
+TABLE_PIECE = 65536
+
+# Measured: what knowing one range takes.
+RANGE_BYTES = 150
 
 
 def range_reader(
@@ -60,10 +66,15 @@ def _spec(array: Array, cast: Cast | None, part: Within | None) -> FieldSpec:
     return FieldSpec(cast.dtype if cast else array.stored, array.shape if part is None else part.shape)
 
 
+def _flat(part: Within) -> tuple[np.ndarray, int]:
+    """The elements wanted; a mask has them already."""
+    return part.flat, 0 if isinstance(part, Mask) else part.flat.nbytes
+
+
 class RangeReader:
     """Rows worth a system call each, read straight into place."""
 
-    index_bytes = 0
+    part = None
 
     def __init__(self, array: Contiguous, files: Files, cast: Cast | None) -> None:
         self.array, self.files, self.cast, self.spec = array, files, cast, _spec(array, cast, None)
@@ -88,22 +99,10 @@ class PartReader:
 
     def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: Within) -> None:
         self.array, self.files, self.cast, self.spec = array, files, cast, _spec(array, cast, part)
+        self.part = part
         width = array.stored.itemsize
-        flat = part.flat
-        breaks = np.flatnonzero(np.diff(flat) * width > GAP_BYTES + width) + 1
-        firsts = flat[np.concatenate([[0], breaks])]
-        counts = flat[np.append(breaks, len(flat)) - 1] + 1 - firsts
-        self.ranges = list(zip((firsts * width).tolist(), (counts * width).tolist(), strict=True))
-        """Byte offsets in the row, and lengths."""
-        packed_at = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        which = np.searchsorted(firsts, flat, side="right") - 1
-        self.packed = flat - (firsts - packed_at)[which]
-        """Where each wanted element lies in what is read."""
-        self.packed_bytes = int(counts.sum()) * width
-
-    @property
-    def index_bytes(self) -> int:
-        return int(self.packed.nbytes) + 150 * len(self.ranges)
+        self.ranges, self.packed = part.tables.get(("ranges", width), lambda: _worth_reading(part, width))
+        self.packed_bytes = sum(length for _, length in self.ranges)
 
     def scratch_bytes(self, rows: int) -> int:
         wanted = len(self.packed)
@@ -130,17 +129,31 @@ class PartReader:
                     convert(taken, goal, self.cast)
 
 
+def _worth_reading(part: Within, width: int) -> tuple[tuple[list[tuple[int, int]], np.ndarray], int]:
+    """Byte offsets in the row and lengths; where each wanted element lies in what is read; and the size of both."""
+    flat = part.flat
+    breaks = [0]
+    for begin in range(0, len(flat), TABLE_PIECE):  # piece by piece: a mask may name millions
+        steps = np.diff(flat[begin : begin + TABLE_PIECE + 1])
+        breaks += (np.flatnonzero(steps * width > GAP_BYTES + width) + begin + 1).tolist()
+    ends = [*breaks[1:], len(flat)]
+    ranges, packed, done = [], np.empty_like(flat), 0
+    for begin, end in zip(breaks, ends, strict=True):
+        first, count = int(flat[begin]), int(flat[end - 1]) + 1 - int(flat[begin])
+        ranges.append((first * width, count * width))
+        np.subtract(flat[begin:end], first - done, out=packed[begin:end])
+        done += count
+    return (ranges, packed), packed.nbytes + RANGE_BYTES * len(ranges)
+
+
 class GatherReader:
     """Rows too small for a system call each, gathered from a mapping of the file."""
 
     def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: Within | None) -> None:
         self.array, self.files, self.cast, self.spec = array, files, cast, _spec(array, cast, part)
-        self.flat = None if part is None else part.flat
+        self.part = part
+        self.flat = None if part is None else part.tables.get("flat", lambda: _flat(part))
         self.group = max(1, GATHER_BYTES // max(1, array.row_bytes, self.spec.row_bytes))
-
-    @property
-    def index_bytes(self) -> int:
-        return 0 if self.flat is None else self.flat.nbytes
 
     def scratch_bytes(self, rows: int) -> int:
         group = min(rows, self.group)

@@ -9,6 +9,7 @@ after ``close``. It pickles, and works after a fork.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
@@ -19,7 +20,7 @@ from penstock.errors import OutOfRange
 from penstock.extents import Chunks, Extents
 from penstock.fileio import Files
 from penstock.rangeread import GatherReader, PartReader, RangeReader, range_reader
-from penstock.spec import Cast, Fields, Origin, ReadPath
+from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
 from penstock.within import Within, compose
 
 Out = Mapping[str, np.ndarray]
@@ -44,7 +45,7 @@ class Store(Protocol):
 
     @property
     def index_bytes(self) -> int:
-        """Memory that knowing where things lie takes for as long as the store lives."""
+        """Memory that knowing where things lie takes for as long as the store lives, besides ``shared_index``."""
 
     def __len__(self) -> int: ...
 
@@ -59,6 +60,12 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of handles; the store can still be read, and opens them again."""
+
+
+def shared_index(store: Store) -> dict[int, int]:
+    """Bytes that a store's index shares with other stores, by what is shared: a mask that selects from many files."""
+    found: dict[int, int] = getattr(store, "shared_index", {})
+    return found
 
 
 @runtime_checkable
@@ -120,13 +127,22 @@ class ExtentStore:
         self._arrays, self._files = dict(arrays), files
         self._casts, self._parts = dict(casts or {}), dict(parts or {})
         self._length = next(iter(arrays.values())).rows
-        self._readers = {
-            name: _reader(array, files, self._casts.get(name), self._parts.get(name)) for name, array in arrays.items()
-        }
-        self.fields: Fields = {name: reader.spec for name, reader in self._readers.items()}
+        self.fields: Fields = {name: self._spec(name) for name in arrays}
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self._arrays, self._files, self._casts, self._parts)
+
+    def _spec(self, name: str) -> FieldSpec:
+        array, cast, part = self._arrays[name], self._casts.get(name), self._parts.get(name)
+        return FieldSpec(cast.dtype if cast else array.stored, part.shape if part else array.shape)
+
+    @cached_property
+    def _readers(self) -> "dict[str, _Reader]":
+        """Made when they are needed: a dataset is often one of several that lead to the one that is read."""
+        return {
+            name: _reader(array, self._files, self._casts.get(name), self._parts.get(name))
+            for name, array in self._arrays.items()
+        }
 
     def __len__(self) -> int:
         return self._length
@@ -138,9 +154,12 @@ class ExtentStore:
 
     @property
     def index_bytes(self) -> int:
-        tables = sum(array.index_bytes for array in self._arrays.values())
-        masks = sum(part.index_bytes for part in self._parts.values())
-        return tables + masks + sum(reader.index_bytes for reader in self._readers.values())
+        return sum(array.index_bytes for array in self._arrays.values())
+
+    @property
+    def shared_index(self) -> dict[int, int]:
+        parts = [reader.part for reader in self._readers.values() if reader.part is not None]
+        return {id(part): part.index_bytes for part in parts}
 
     @property
     def fingerprint(self) -> str:

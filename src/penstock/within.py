@@ -4,17 +4,40 @@ Both say which elements of a row are wanted, in the row's own order, and what sh
 """
 
 import hashlib
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from types import EllipsisType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from penstock.errors import ConfigError
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
+
+
+class Tables:
+    """What readers worked out from a part of a row: made once for each storage geometry, and shared by all files."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, tuple[Any, int]] = {}
+
+    def get(self, geometry: Any, make: Callable[[], tuple[T, int]]) -> T:
+        """The table for a geometry; ``make`` gives it and its size in bytes."""
+        if geometry not in self._made:
+            self._made[geometry] = make()
+        table: T = self._made[geometry][0]
+        return table
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self._made.values())
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Tables, ()  # they are made again where they are needed
 
 
 @dataclass(frozen=True)
@@ -26,6 +49,7 @@ class Box:
     """What is wanted along each axis; steps are positive, and none is empty."""
     dropped: frozenset[int] = frozenset()
     """Axes given as one number, which the result does not have."""
+    tables: Tables = field(default_factory=Tables, compare=False, repr=False)
 
     @property
     def full_shape(self) -> Shape:
@@ -50,7 +74,7 @@ class Box:
         """The smallest box without steps around it."""
         return tuple(slice(each[0], each[-1] + 1) for each in self.ranges)
 
-    @cached_property
+    @property
     def flat(self) -> np.ndarray:
         """Numbers of the elements wanted, in C order over the row."""
         strides = element_strides(self.row)
@@ -62,7 +86,8 @@ class Box:
 
     @property
     def index_bytes(self) -> int:
-        return 0
+        """Memory it takes, with all that was worked out from it."""
+        return self.tables.bytes
 
     def describe(self) -> tuple[object, ...]:
         return ("box", self.row, self.ranges, tuple(sorted(self.dropped)))
@@ -75,6 +100,7 @@ class Mask:
     row: Shape
     flat: np.ndarray
     """Their numbers in C order over the row, ascending."""
+    tables: Tables = field(default_factory=Tables, repr=False)
 
     @property
     def shape(self) -> Shape:
@@ -87,7 +113,8 @@ class Mask:
 
     @property
     def index_bytes(self) -> int:
-        return self.flat.nbytes
+        """Memory it takes, with all that was worked out from it."""
+        return self.flat.nbytes + self.tables.bytes
 
     def describe(self) -> tuple[object, ...]:
         return ("mask", self.row, hashlib.sha256(self.flat.tobytes()).hexdigest()[:16])
@@ -96,6 +123,7 @@ class Mask:
 Within = Box | Mask
 
 
+@lru_cache(maxsize=64)
 def everything(row: Shape) -> Box:
     """The whole row."""
     return Box(row, tuple(range(size) for size in row))

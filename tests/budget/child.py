@@ -19,6 +19,10 @@ from penstock.measure import MemoryWatch
 
 def joined(job: dict) -> ps.Dataset:
     betas = ps.open(job["betas"])
+    if job.get("mask"):
+        mask = np.zeros(betas.fields["betas"].shape, bool)
+        mask[::2, 3::5] = mask[1::4, :, ::7] = True
+        betas = betas.select_within("betas", mask)
     betas = betas.map(standardised) if job.get("map") else betas.cast("betas", "float32", scale=1 / 300)
     stimuli = ps.open(job["stimuli"])
     rows = np.random.default_rng(0).integers(0, len(stimuli), len(betas))
@@ -52,7 +56,7 @@ def main(job: dict) -> None:
         total = 0.0
         for _ in range(2):
             for voxels, images, coco in loader:
-                total += float(voxels[0, 0, 0, 0]) + float(images[-1, 0, 0, 0]) + float(coco[0])
+                total += float(voxels.reshape(-1)[0]) + float(images[-1, 0, 0, 0]) + float(coco[0])
     plan = loader.plan
     held = {
         "limit": plan.limit_bytes,

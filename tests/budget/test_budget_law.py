@@ -35,6 +35,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for session in range(3):
             with h5py.File(root / layout / f"betas_session{session:02d}.hdf5", "w") as file:
                 file.create_dataset("betas", data=smooth, **options)
+    (root / "time-courses").mkdir()
+    for session in range(3):
+        with h5py.File(root / "time-courses" / f"betas_session{session:02d}.hdf5", "w") as file:
+            part = smooth[:, :40, :50, :30]
+            file.create_dataset("betas", data=part, chunks=(len(part), 1, 1, 1))
     with h5py.File(root / "stimuli.hdf5", "w") as file:
         file["imgBrick"] = rng.integers(0, 256, (20, 425, 425, 3), np.uint8)
     return root
@@ -63,7 +68,15 @@ def test_volumes(folder: Path, layout: str, batch_size: int, memory: int | None,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["chunks-of-rows", "small-chunks", "through-h5py"])
+@pytest.mark.parametrize("layout", ["contiguous", "gzip", "small-chunks", "through-h5py", "time-courses"])
+def test_part_of_each_row(folder: Path, layout: str) -> None:
+    held = run(folder, layout, batch_size=4, memory=None, threads=2, mask=True)
+    assert held["peak"] <= held["limit"]
+    assert held["peak"] > held["batch"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["chunks-of-rows", "small-chunks", "through-h5py", "time-courses"])
 def test_rows_in_blocks(folder: Path, layout: str) -> None:
     held = run(folder, layout, batch_size=4, memory=None, threads=2)
     assert held["peak"] <= held["limit"]

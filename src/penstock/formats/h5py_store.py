@@ -130,9 +130,11 @@ class H5pyStore:
         self.file, self._rows, self.layouts = file, rows, dict(layouts)
         self.fields: Fields = {name: each.spec for name, each in layouts.items()}
 
+    index_bytes = 0
+
     @property
-    def index_bytes(self) -> int:
-        return sum(each.part.index_bytes for each in self.layouts.values() if each.part)
+    def shared_index(self) -> dict[int, int]:
+        return {id(each.part): each.part.index_bytes for each in self.layouts.values() if each.part}
 
     def __len__(self) -> int:
         return self._rows
@@ -215,11 +217,17 @@ class H5pyStore:
 
 def inside(layout: Layout) -> Within | None:
     """The part that is wanted, seen from the box that is read; None where that is all of the box."""
-    if layout.part is None:
+    part = layout.part
+    if part is None:
         return None
-    if isinstance(layout.part, Box):
-        ranges = tuple(range(0, each[-1] - each[0] + 1, each.step) for each in layout.part.ranges)
-        return Box(layout.read_shape, ranges, layout.part.dropped)
-    along = np.unravel_index(layout.part.flat, layout.row_shape)
+    if isinstance(part, Box):
+        ranges = tuple(range(0, each[-1] - each[0] + 1, each.step) for each in part.ranges)
+        return Box(layout.read_shape, ranges, part.dropped)
+    return part.tables.get("inside its bounds", lambda: _inside(layout, part))
+
+
+def _inside(layout: Layout, mask: Mask) -> tuple[Mask, int]:
+    along = np.unravel_index(mask.flat, layout.row_shape)
     shifted = [each - bound.start for each, bound in zip(along, layout.bounds, strict=True)]
-    return Mask(layout.read_shape, np.ravel_multi_index(shifted, layout.read_shape))
+    flat = np.ravel_multi_index(shifted, layout.read_shape)
+    return Mask(layout.read_shape, flat), flat.nbytes
