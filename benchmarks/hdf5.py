@@ -76,7 +76,7 @@ def region() -> np.ndarray:
 
 
 def penstock(
-    path: str, dtype: str | None = None, masked: bool = False, memory: str = MEMORY, threads: int = 2
+    path: str, dtype: str | None = None, masked: bool = False, memory: str = MEMORY, threads: int = 2, epochs: int = 1
 ) -> Iterator[int]:
     import penstock as ps
 
@@ -85,9 +85,11 @@ def penstock(
         ds = ds.select_within("betas", region())
     if dtype:
         ds = ds.cast("betas", dtype)
-    for (betas,) in ps.Loader(ds, batch_size=BATCH, shuffle=True, memory=memory, columns=("betas",), threads=threads):
-        touch(betas)
-        yield len(betas)
+    with ps.Loader(ds, batch_size=BATCH, shuffle=True, memory=memory, columns=("betas",), threads=threads) as loader:
+        for _ in range(epochs):
+            for (betas,) in loader:
+                touch(betas)
+                yield len(betas)
 
 
 def h5py_random(path: str, rows: int, dtype: str | None = None, masked: bool = False) -> Iterator[int]:

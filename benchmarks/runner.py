@@ -59,7 +59,9 @@ def _child(contestant: Contestant, watch: bool) -> dict[str, Any]:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """In the child: one epoch."""
-    import torch  # noqa: F401  # imported before memory is counted
+    import h5py  # noqa: F401  # libraries are imported before time or memory is counted
+    import imagecodecs  # noqa: F401
+    import torch  # noqa: F401
 
     from penstock.measure import MemoryWatch
 

@@ -27,7 +27,7 @@ from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, Truncated
 from penstock.extents import NEVER_WRITTEN, Chunks
 from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
-from penstock.pieces import BoxPiece, MaskPiece, Places, groups, pieces
+from penstock.pieces import WHOLE, BoxPiece, MaskPiece, Places, Share, groups, pieces, share_of
 from penstock.rangeread import convert_bytes, read_converted
 from penstock.sizes import KiB, MiB
 from penstock.spec import Cast, FieldSpec
@@ -180,7 +180,7 @@ class _Blocks:
         self.decoding = _Decoding(array)
         self._failed: dict[int, _Failure] = {}
 
-    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share = WHOLE) -> None:
         if len(rows) == 0 or self.spec.row_bytes == 0:
             return
         with self.files.lend(self.array.file) as handle:
@@ -190,12 +190,14 @@ class _Blocks:
                 if block in self._failed:
                     raise self._failed[block].again()
                 try:
-                    self._read_block(handle, block, inner[here], at[here], target)
+                    self._read_block(handle, block, inner[here], at[here], target, share)
                 except DataError as error:
                     self._failed[block] = _Failure(type(error), str(error))
                     raise
 
-    def _read_block(self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+    def _read_block(
+        self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
+    ) -> None:
         raise NotImplementedError
 
     def _by_rows(self, chunks: np.ndarray) -> np.ndarray:
@@ -228,53 +230,61 @@ class LargeChunks(_Blocks):
             placing = aligned(most * array.stored.itemsize) + aligned(most * self.spec.dtype.itemsize)
             half = aligned(4 * most) if self._is_half else 0
         else:
-            placing = min(array.chunk_bytes, array.rows_per_chunk * SCATTER_BELOW_BYTES)
-            half = aligned(4 * array.piece_elements) if self._is_half else 0
+            at_once = array.rows_per_chunk if self.piece_bytes < SCATTER_BELOW_BYTES else 1
+            elements = at_once * array.piece_elements
+            gathered = aligned(elements * array.stored.itemsize)  # numpy's own
+            placing = gathered + (aligned(elements * self.spec.dtype.itemsize) if cast else 0)
+            half = aligned(4 * elements) if self._is_half else 0
         return chunk + max(self.decoding.scratch_bytes(None), placing + half)
 
     @property
     def _is_half(self) -> bool:
         return self.cast is not None and self.cast.dtype == np.float16
 
-    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share = WHOLE) -> None:
         if not self.whole_rows:
-            super().read(rows, at, target)
+            super().read(rows, at, target, share)
+            return
+        if share[0]:
             return
         with self.files.lend(self.array.file) as handle:
             for row, place in zip(rows.tolist(), at.tolist(), strict=True):
                 self.decoding.read(handle, row, 0, target[place : place + 1].reshape(-1), self.cast)
 
-    def _read_block(self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+    def _read_block(
+        self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
+    ) -> None:
+        mine = share_of(len(self.pieces), share)
         if isinstance(self.part, Mask):
-            self._read_masked(handle, block, inner.tolist(), at.tolist(), target)
+            self._read_masked(handle, block, mine, inner.tolist(), at.tolist(), target)
         else:
-            self._read_boxes(handle, block, inner, at, target.reshape(len(target), *self.part.full_shape))
+            self._read_boxes(handle, block, mine, inner, at, target.reshape(len(target), *self.part.full_shape))
 
-    def _read_boxes(self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+    def _read_boxes(
+        self, handle: Handle, block: int, mine: range, inner: np.ndarray, at: np.ndarray, target: np.ndarray
+    ) -> None:
         array, cast = self.array, self.cast
-        at_once = self.piece_bytes < SCATTER_BELOW_BYTES and not self._is_half
         with borrow(array.chunk_bytes) as scratch:
             chunk = self._by_rows(scratch)[0]
-            for piece in self.pieces:
+            for number in mine:
+                piece = self.pieces[number]
                 assert isinstance(piece, BoxPiece)
                 self.decoding.read(handle, block, piece.number, scratch.view(array.stored), None)
-                if at_once:
-                    places: tuple[Any, ...] = (at, *piece.to)
-                    wanted: tuple[Any, ...] = (inner, *piece.of)
-                    target[places] = chunk[wanted]
+                if self.piece_bytes < SCATTER_BELOW_BYTES:
+                    _scatter(chunk, (inner, *piece.of), target, (at, *piece.to), cast)
                     continue
                 for row, place in zip(inner.tolist(), at.tolist(), strict=True):
-                    share = chunk[row : row + 1][(slice(None), *piece.of)]
+                    part = chunk[row : row + 1][(slice(None), *piece.of)]
                     goal = target[place : place + 1][(slice(None), *piece.to)]
-                    convert_piece(share, goal, cast or Cast(target.dtype))
-        if at_once and cast is not None:
-            for place in at.tolist():
-                rescale(target[place : place + 1].reshape(-1), cast)
+                    convert_piece(part, goal, cast or Cast(target.dtype))
 
-    def _read_masked(self, handle: Handle, block: int, inner: list[int], at: list[int], target: np.ndarray) -> None:
+    def _read_masked(
+        self, handle: Handle, block: int, mine: range, inner: list[int], at: list[int], target: np.ndarray
+    ) -> None:
         array = self.array
         with borrow(array.chunk_bytes) as scratch, borrow(array.chunk_bytes if array.row_axis else 0) as turned:
-            for piece in self.pieces:
+            for number in mine:
+                piece = self.pieces[number]
                 assert isinstance(piece, MaskPiece)
                 self.decoding.read(handle, block, piece.number, scratch.view(array.stored), None)
                 chunk = self._by_rows(scratch)[0]
@@ -309,13 +319,17 @@ class SmallChunks(_Blocks):
         tables = 48 * elements  # numpy's own: where the elements of a group lie and go
         return decoded + max(span + self.decoding.scratch_bytes(None), placing + half) + tables
 
-    def _read_block(self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+    def _read_block(
+        self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
+    ) -> None:
         array = self.array
         goal = target.reshape(len(target), -1)
         rows, places = inner.tolist(), at.tolist()
-        for begin in range(0, len(self._wanted), self.group):
-            pieces = self._wanted.pieces(begin, begin + self.group)
-            local, to = self._wanted.elements(begin, begin + self.group, pieces)
+        mine = share_of(len(self._wanted), share)
+        for begin in mine[:: self.group]:
+            end = min(begin + self.group, mine.stop)
+            pieces = self._wanted.pieces(begin, end)
+            local, to = self._wanted.elements(begin, end, pieces)
             size = len(pieces) * array.chunk_bytes
             with borrow(size) as decoded, borrow(size) as turned:
                 self._read_group(handle, block, pieces, decoded.reshape(len(pieces), -1))
@@ -354,6 +368,20 @@ class SmallChunks(_Blocks):
                         self.decoding.decode(read[start : start + length], mask, goal)
                     except (Corrupt, DecodeFailed) as error:
                         raise self.decoding.explained(error, block, int(pieces[line]), begin + start, length) from error
+
+
+def _scatter(
+    chunk: np.ndarray, wanted: tuple[Any, ...], target: np.ndarray, places: tuple[Any, ...], cast: Cast | None
+) -> None:
+    """``target[places] = chunk[wanted]``, converted, for all rows in one go."""
+    values = chunk[wanted]
+    if cast is None:
+        target[places] = values
+        return
+    with borrow(values.size * target.itemsize) as scratch:
+        ready = scratch.view(target.dtype).reshape(values.shape)
+        convert_piece(values, ready, cast)
+        target[places] = ready
 
 
 def _copy_lines(read: np.ndarray, starts: np.ndarray, decoded: np.ndarray, lines: np.ndarray) -> None:

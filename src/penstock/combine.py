@@ -12,9 +12,10 @@ import numpy as np
 from penstock.codecs import convert, convert_scratch_bytes
 from penstock.errors import ConfigError, OutOfRange, SchemaMismatch
 from penstock.memory import aligned, borrow
+from penstock.pieces import WHOLE, Share
 from penstock.sizes import KiB
 from penstock.spec import Cast, Fields, FieldSpec, Origin
-from penstock.store import Casting, Choosing, Out, Selecting, Store, check_rows, digest, shared_index
+from penstock.store import Casting, Choosing, Out, Selecting, Store, check_rows, digest, read_share, shared_index
 from penstock.within import Box, Within
 
 # Rows converted at a time by a store that could not do it on the way.
@@ -97,7 +98,10 @@ class Columns(Wrapper):
         return digest("columns", self.store.fingerprint, self.names)
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
-        self.store.read_into(rows, at, {self.names[name]: target for name, target in out.items()})
+        self.read_share(rows, at, out, WHOLE)
+
+    def read_share(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
+        read_share(self.store, rows, at, {self.names[name]: target for name, target in out.items()}, share)
 
     def casting(self, casts: Mapping[str, Cast]) -> Store:
         return Columns(cast_fields(self.store, {self.names[name]: cast for name, cast in casts.items()}), self.names)
@@ -150,8 +154,11 @@ class Subset(Wrapper):
         return np.asarray(self.rows[rows])
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        self.read_share(rows, at, out, WHOLE)
+
+    def read_share(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
         check_rows(rows, self)
-        self.store.read_into(self.inner(rows), at, out)
+        read_share(self.store, self.inner(rows), at, out, share)
 
     def origin(self, row: int) -> Origin:
         return self.store.origin(int(self.inner(np.array([row]))[0]))
@@ -208,11 +215,14 @@ class Concat:
         return max(store.scratch_bytes(rows) for store in self.stores)
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        self.read_share(rows, at, out, WHOLE)
+
+    def read_share(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
         check_rows(rows, self)
         which = np.searchsorted(self.starts, rows, side="right") - 1
         for part in sorted(set(which.tolist())):
             here = which == part
-            self.stores[part].read_into(rows[here] - self.starts[part], at[here], out)
+            read_share(self.stores[part], rows[here] - self.starts[part], at[here], out, share)
 
     def origin(self, row: int) -> Origin:
         part = int(np.searchsorted(self.starts, row, side="right")) - 1
@@ -301,11 +311,14 @@ class Joined:
         return max(part.store.scratch_bytes(rows) for part in self.parts.values())
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        self.read_share(rows, at, out, WHOLE)
+
+    def read_share(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
         check_rows(rows, self)
         for part in self.parts.values():
             wanted = {old: out[new] for new, old in part.names.items() if new in out}
             if wanted:
-                part.store.read_into(part.inner(rows), at, wanted)
+                read_share(part.store, part.inner(rows), at, wanted, share)
 
     def origin(self, row: int) -> Origin:
         places = {name: part.store.origin(int(part.inner(np.array([row]))[0])) for name, part in self.parts.items()}

@@ -327,7 +327,7 @@ class _Iteration:
 
     def _without(self, batch: Batch, arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """A batch without the samples that could not be read; the others move up."""
-        for place, error in sorted(batch.left_out, key=lambda each: each[0]):
+        for place, error in sorted(dict(batch.left_out).items()):  # threads that share a read may each say it
             row = int(batch.rows[place])
             origin = self._loader.origin(row)
             self._meter.leave_out(LeftOut(row, origin.url, origin.key, str(error)))

@@ -24,6 +24,16 @@ LOCATED_TOGETHER = 65536
 
 Places = slice | np.ndarray
 
+Share = tuple[int, int]
+"""(number, of): the pieces of a block can be shared out among threads, each of which reads its share of every row."""
+WHOLE: Share = (0, 1)
+
+
+def share_of(count: int, share: Share) -> range:
+    """The share of so many pieces that falls to one of the threads."""
+    number, of = share
+    return range(count * number // of, count * (number + 1) // of)
+
 
 class Groups(Protocol):
     """Wanted pieces, to be taken some at a time."""

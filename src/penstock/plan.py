@@ -24,6 +24,9 @@ JOIN_BELOW_BYTES = 8 * MiB
 # many threads it is their meeting at the interpreter's lock that limits them (measured on 16 cores).
 SPLIT_ABOVE_BYTES = 16 * MiB
 
+# Blocks larger than this are shared out among the threads, so that a window is there sooner.
+SHARE_ABOVE_BYTES = 8 * MiB
+
 # Measured: library code first touched (h5py, codecs), queues, the order's tables, allocator slack.
 BASE_BYTES = 5 * MiB
 # Measured: a thread's stack and its arena in the allocator.
@@ -87,6 +90,12 @@ class Plan:
     """Bytes that a reader of single rows would decode for each one delivered."""
     advice: Sequence[str] = ()
     """What there is to say about it, in sentences."""
+
+    @property
+    def shares(self) -> int:
+        """Threads that read a block together."""
+        large = self.window_rows and self.rows_per_read * self.batch_bytes > SHARE_ABOVE_BYTES * self.batch_rows
+        return self.threads if large else 1
 
     @property
     def batches_filled_together(self) -> int:

@@ -14,10 +14,11 @@ import numpy as np
 
 from penstock import memory, tally
 from penstock.errors import DataError, SourceError, WorkerDied
+from penstock.pieces import WHOLE, Share
 from penstock.plan import Plan
 from penstock.schedule import Batch, Epoch, Part, Read, reads
 from penstock.slots import Slots
-from penstock.store import Store
+from penstock.store import Store, read_share
 from penstock.tally import Tally
 
 BAD_INPUT = (DataError, SourceError)
@@ -125,7 +126,7 @@ class Readers:
     def _fill(self, read: Read) -> None:
         for parts in self._together(read):
             try:
-                self._read(parts)
+                self._read(parts, read.share)
             except Exception as error:
                 if self._skip and isinstance(error, BAD_INPUT):
                     self._sort_out(parts)
@@ -133,7 +134,7 @@ class Readers:
                     parts[0].batch.error = error
                 else:  # find out whose error it is: the other batches are whole
                     for part in parts:
-                        self._fill(Read([part], read.scattered))
+                        self._fill(Read([part], read.scattered, read.share))
 
     def _sort_out(self, parts: list[Part]) -> None:
         """Find the samples that cannot be read, by halves, and read all others."""
@@ -173,11 +174,11 @@ class Readers:
             after = arrays, first + len(part.rows)
         return groups
 
-    def _read(self, parts: list[Part]) -> None:
+    def _read(self, parts: list[Part], share: Share = WHOLE) -> None:
         arrays = self.slots.memory(parts[0].batch.slot)[0]
         rows = np.concatenate([part.rows for part in parts])
         at = np.concatenate([part.places + self.slots.memory(part.batch.slot)[1] for part in parts])
-        self.store.read_into(rows, at, arrays)
+        read_share(self.store, rows, at, arrays, share)
 
     def _post(self, read: Read, seconds: float) -> None:
         counted = tally.collect()

@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.deal import Deal
 from penstock.order import PIECE, BlockShuffled, InBlocks, Order
+from penstock.pieces import WHOLE, Share
 from penstock.plan import Plan
 
 
@@ -43,6 +44,7 @@ class Read:
     parts: list[Part]
     scattered: bool = False
     """Whether the places lie all over the batches, rather than one after another."""
+    share: Share = WHOLE
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ TakeSlot = Callable[[], int | None]
 def reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read]:
     """All reads of the epoch, each with its slots taken; ends early when there are no more slots."""
     if isinstance(epoch.order, BlockShuffled | InBlocks):
-        return _block_reads(epoch, epoch.order, take_slot)
+        return _block_reads(epoch, epoch.order, plan.shares, take_slot)
     return _row_reads(epoch, plan, take_slot)
 
 
@@ -95,7 +97,7 @@ def _split(batches: list[Batch], rows_per_read: int) -> Iterator[Read]:
         yield Read([Part(batch, batch.rows[begin:end], np.arange(begin, end))])
 
 
-def _block_reads(epoch: Epoch, order: BlockShuffled | InBlocks, take_slot: TakeSlot) -> Iterator[Read]:
+def _block_reads(epoch: Epoch, order: BlockShuffled | InBlocks, shares: int, take_slot: TakeSlot) -> Iterator[Read]:
     """Window by window: open the batches that reach into it, then read its blocks."""
     deal, windows = epoch.deal, order.windows(epoch.number)
     waiting: dict[int, list[Part]] = {}
@@ -106,19 +108,21 @@ def _block_reads(epoch: Epoch, order: BlockShuffled | InBlocks, take_slot: TakeS
             if slot is None:
                 return
             rows = order.at(epoch.number, deal.positions(step, step + 1)[0])
-            for block, part in _by_block(Batch(step, slot, rows), order):
+            for block, part in _by_block(Batch(step, slot, rows), order, shares):
                 waiting.setdefault(block, []).append(part)
             step += 1
         for block in order.blocks_of(epoch.number, window).tolist():
             if block in waiting:  # or else all of its rows are another rank's, or came before the start
-                yield Read(waiting.pop(block), scattered=True)
+                parts = waiting.pop(block)
+                for number in range(shares):
+                    yield Read(parts, scattered=True, share=(number, shares))
 
 
-def _by_block(batch: Batch, order: BlockShuffled | InBlocks) -> list[tuple[int, Part]]:
-    """A batch's rows apart by block; there will be one read for each."""
+def _by_block(batch: Batch, order: BlockShuffled | InBlocks, shares: int) -> list[tuple[int, Part]]:
+    """A batch's rows apart by block; there will be so many reads for each."""
     blocks = np.searchsorted(order.starts, batch.rows, side="right") - 1
     distinct = sorted(set(blocks.tolist()))
-    batch.reads_left = len(distinct)
+    batch.reads_left = len(distinct) * shares
     return [
         (block, Part(batch, batch.rows[here], here)) for block in distinct for here in [np.flatnonzero(blocks == block)]
     ]

@@ -19,6 +19,7 @@ from penstock.chunkread import LargeChunks, SmallChunks, chunk_reader
 from penstock.errors import OutOfRange
 from penstock.extents import Chunks, Extents
 from penstock.fileio import Files
+from penstock.pieces import WHOLE, Share
 from penstock.rangeread import GatherReader, PartReader, RangeReader, range_reader
 from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
 from penstock.within import Within, compose
@@ -66,6 +67,22 @@ def shared_index(store: Store) -> dict[int, int]:
     """Bytes that a store's index shares with other stores, by what is shared: a mask that selects from many files."""
     found: dict[int, int] = getattr(store, "shared_index", {})
     return found
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A store whose blocks several threads can read together."""
+
+    def read_share(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
+        """A share of what ``read_into`` does; all shares together are the whole."""
+
+
+def read_share(store: Store, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
+    """A share of a read. Where it cannot be shared, the first share is all of it."""
+    if isinstance(store, Sharing):
+        store.read_share(rows, at, out, share)
+    elif share[0] == 0:
+        store.read_into(rows, at, out)
 
 
 @runtime_checkable
@@ -174,9 +191,16 @@ class ExtentStore:
         return max(reader.scratch_bytes(rows) for reader in self._readers.values())
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        self.read_share(rows, at, out, WHOLE)
+
+    def read_share(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
         check_rows(rows, self)
         for name, target in out.items():
-            self._readers[name].read(rows, at, target)
+            reader = self._readers[name]
+            if isinstance(reader, LargeChunks | SmallChunks):
+                reader.read(rows, at, target, share)
+            elif share[0] == 0:
+                reader.read(rows, at, target)
 
     def origin(self, row: int) -> Origin:
         array = next(iter(self._arrays.values()))

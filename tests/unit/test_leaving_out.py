@@ -34,13 +34,16 @@ def damage(path: Path, block: int) -> None:
         file.write(bytes([byte ^ 0x40]))
 
 
-@pytest.fixture(params=[1, 5], ids=["one row a chunk", "five rows a chunk"])
-def damaged(request: Any, tmp_path: Path) -> tuple[ps.Dataset, set[int]]:
+@pytest.fixture(params=[(1, False), (5, False), (5, True)], ids=["one row", "five rows", "five rows, shared out"])
+def damaged(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ps.Dataset, set[int]]:
     """Two files; a chunk of the second cannot be read."""
+    rows, shared_out = request.param
+    if shared_out:
+        monkeypatch.setattr("penstock.plan.SHARE_ABOVE_BYTES", 0)
     for session in range(2):
-        write(tmp_path / f"session{session}.h5", session * ROWS, request.param)
+        write(tmp_path / f"session{session}.h5", session * ROWS, rows)
     damage(tmp_path / "session1.h5", 3)
-    bad = set(range(ROWS + 3 * request.param, ROWS + 4 * request.param))
+    bad = set(range(ROWS + 3 * rows, ROWS + 4 * rows))
     return ps.open(tmp_path / "session*.h5"), bad
 
 

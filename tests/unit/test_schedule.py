@@ -18,10 +18,12 @@ SESSIONS, ROWS_EACH, BLOCK = 3, 22, 5
 ROWS = SESSIONS * ROWS_EACH
 
 
-@pytest.fixture(params=["one by one", "in groups"])
+@pytest.fixture(params=["one by one", "in groups", "shared out"])
 def ds(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ps.Dataset:
     """Three files of chunks of five rows, in four pieces each; ``betas[row] == row`` everywhere."""
-    monkeypatch.setattr(chunkread, "GROUP_BELOW_BYTES", 0 if request.param == "one by one" else 2**20)
+    monkeypatch.setattr(chunkread, "GROUP_BELOW_BYTES", 2**20 if request.param == "in groups" else 0)
+    if request.param == "shared out":
+        monkeypatch.setattr("penstock.plan.SHARE_ABOVE_BYTES", 0)
     for session in range(SESSIONS):
         rows = np.arange(session * ROWS_EACH, (session + 1) * ROWS_EACH, dtype=np.int16)
         with h5py.File(tmp_path / f"session{session}.h5", "w") as file:
@@ -144,14 +146,14 @@ def test_kept_batches_stay_right(ds: ps.Dataset) -> None:
 
 
 def test_a_damaged_block_spares_other_batches(ds: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_into = stores.ExtentStore.read_into
+    read_share = stores.ExtentStore.read_share
 
     def failing(self: Any, rows: np.ndarray, *rest: Any) -> None:
         if 2 in rows // BLOCK and self.origin(0).url.endswith("session1.h5"):
             raise DecodeFailed("block 2 of session 1")
-        read_into(self, rows, *rest)
+        read_share(self, rows, *rest)
 
-    monkeypatch.setattr(stores.ExtentStore, "read_into", failing)
+    monkeypatch.setattr(stores.ExtentStore, "read_share", failing)
     bad = set(range(ROWS_EACH + 2 * BLOCK, ROWS_EACH + 3 * BLOCK))
     order = [int(row) for row in _order(ds)]
     first_bad = min(order.index(row) for row in bad)
