@@ -41,7 +41,7 @@ LAYERS = [
 # Who may import what is not numpy or Python's own.
 DOORS = {
     "torch": {"pytorch", "cli", "testing"},
-    "h5py": {"formats.hdf5", "formats.h5py_store", "cli", "testing"},
+    "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }
 
 # Unpickling and starting processes is what a reader of other people's files must not do.

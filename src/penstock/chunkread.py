@@ -1,4 +1,4 @@
-"""Chunks -> rows: only those that hold wanted elements, each read and decoded once a call.
+"""Chunks -> rows: only those that hold wanted elements, each decoded once for all rows of it that a call wants.
 
 Chunks large enough to be worth a read each are taken one by one. Small ones, which may be hundreds of thousands to a
 row (one time course a chunk, say), are taken in groups: neighbours in the file in one read, the group then turned from
@@ -21,7 +21,6 @@ from penstock.codecs import (
     convert_piece,
     convert_scratch_bytes,
     decoder,
-    rescale,
 )
 from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, Truncated
 from penstock.extents import NEVER_WRITTEN, Chunks
@@ -66,6 +65,7 @@ class _Decoding:
         encoded = aligned(array.table.longest) if self.decoders else 0
         between = sum(not isinstance(decode, Fletcher32) for decode in self.decoders[:-1])
         apart = cast is not None and bool(self.decoders) and not isinstance(self.decoders[-1], Unshuffle)
+        apart = apart or array.table.some_skipped  # the last one left may be any of them
         converted = aligned(array.stored.itemsize * min(array.chunk_bytes // array.stored.itemsize, BLOCK_ELEMENTS))
         decoded = aligned(array.chunk_bytes) * (between + apart)
         return encoded + decoded + (converted + convert_bytes(array, 1, cast) if cast else 0)
@@ -112,10 +112,9 @@ class _Decoding:
                 f"Pass allow_fill=True to open, to take the fill value for it"
             )
         tally.mine().chunks_filled += 1
-        value = np.frombuffer(array.fill, array.stored)
-        goal[:] = value.astype(goal.dtype)
-        if cast:
-            rescale(goal, cast)
+        value = np.empty(1, goal.dtype)
+        convert_piece(np.frombuffer(array.fill, array.stored), value, cast or Cast(goal.dtype))
+        goal[:] = value
 
     def explained(
         self, error: Exception, block: int, piece: int, offset: int, length: int
@@ -256,7 +255,7 @@ class LargeChunks(_Blocks):
     ) -> None:
         mine = share_of(len(self.pieces), share)
         if isinstance(self.part, Mask):
-            self._read_masked(handle, block, mine, inner.tolist(), at.tolist(), target)
+            self._read_masked(handle, block, mine, inner.tolist(), at.tolist(), target.reshape(len(target), -1))
         else:
             self._read_boxes(handle, block, mine, inner, at, target.reshape(len(target), *self.part.full_shape))
 
@@ -271,7 +270,9 @@ class LargeChunks(_Blocks):
                 assert isinstance(piece, BoxPiece)
                 self.decoding.read(handle, block, piece.number, scratch.view(array.stored), None)
                 if self.piece_bytes < SCATTER_BELOW_BYTES:
-                    _scatter(chunk, (inner, *piece.of), target, (at, *piece.to), cast)
+                    for begin in range(0, len(at), array.rows_per_chunk):  # more only where rows repeat
+                        some = slice(begin, begin + array.rows_per_chunk)
+                        _scatter(chunk, (inner[some], *piece.of), target, (at[some], *piece.to), cast)
                     continue
                 for row, place in zip(inner.tolist(), at.tolist(), strict=True):
                     part = chunk[row : row + 1][(slice(None), *piece.of)]

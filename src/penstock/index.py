@@ -55,10 +55,11 @@ def load(folder: str, file: FileId, name: str) -> "SavedTable | None":
         return None
     try:
         header = json.loads(head[len(MAGIC) :].split(b"\n", 1)[0])
-        if header["key"] != _key(file, name) or header["size"] != size:
+        checksum = header.pop("check")
+        if checksum != _checksum(header) or header["key"] != _key(file, name) or header["size"] != size:
             return None
         return SavedTable(path, header)
-    except (ValueError, KeyError, TypeError):  # not a header of ours
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):  # not a header of ours
         return None
 
 
@@ -80,7 +81,7 @@ def save(folder: str, file: FileId, name: str, table: KnownTable) -> ChunkTable:
         "missing": table.missing,
         "end": table.end,
     }
-    head = MAGIC + json.dumps(header).encode() + b"\n"
+    head = MAGIC + json.dumps({**header, "check": _checksum(header)}).encode() + b"\n"
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         _write_whole(folder, _path(folder, file, name), [head.ljust(COLUMNS_AT, b" "), *arrays.values()])
@@ -144,6 +145,10 @@ def _key(file: FileId, name: str) -> str:
         tail = data.read(ENDS_BYTES)
     parts = (os.path.abspath(file.path), file.size, file.mtime_ns, name, head, tail)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _checksum(header: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def _path(folder: str, file: FileId, name: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.coalesce import consecutive
 from penstock.extents import Chunks
-from penstock.within import Box, Mask, Within, element_strides
+from penstock.within import Box, Mask, Within, coordinates, element_strides
 
 # Measured: what knowing one piece's place in a row takes.
 PIECE_BYTES = 600
@@ -127,7 +127,7 @@ def _located(array: Chunks, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     grid, inner = element_strides(array.grid), element_strides(array.chunk)
     for begin in range(0, len(flat), LOCATED_TOGETHER):
         here = slice(begin, begin + LOCATED_TOGETHER)
-        along = np.unravel_index(flat[here], array.shape)
+        along = coordinates(flat[here], array.shape)
         for at, step, grid_stride, local_stride in zip(along, array.chunk, grid, inner, strict=True):
             numbers[here] += at // step * grid_stride
             local[here] += at % step * local_stride

@@ -22,7 +22,7 @@ from penstock.fileio import Files
 from penstock.pieces import WHOLE, Share
 from penstock.rangeread import GatherReader, PartReader, RangeReader, range_reader
 from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
-from penstock.within import Within, compose
+from penstock.within import Box, Within, compose
 
 Out = Mapping[str, np.ndarray]
 """The caller's memory: arrays of shape (places, *field shape) and the field's dtype, rows contiguous."""
@@ -231,6 +231,8 @@ class ExtentStore:
         ]
 
     def selecting(self, field: str, part: Within) -> "ExtentStore":
+        if isinstance(part, Box) and part.is_everything:
+            return self
         whole = compose(self._parts[field], part) if field in self._parts else part
         return ExtentStore(self._arrays, self._files, self._casts, {**self._parts, field: whole})
 

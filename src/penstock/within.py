@@ -72,7 +72,7 @@ class Box:
     @property
     def bounds(self) -> tuple[slice, ...]:
         """The smallest box without steps around it."""
-        return tuple(slice(each[0], each[-1] + 1) for each in self.ranges)
+        return tuple(slice(each[0], each[-1] + 1) if len(each) else slice(0, 0) for each in self.ranges)
 
     @property
     def flat(self) -> np.ndarray:
@@ -100,16 +100,17 @@ class Mask:
     row: Shape
     flat: np.ndarray
     """Their numbers in C order over the row, ascending."""
+    single: bool = False
+    """Whether it is one element, delivered without an axis."""
     tables: Tables = field(default_factory=Tables, repr=False)
 
     @property
     def shape(self) -> Shape:
-        return (len(self.flat),)
+        return () if self.single else (len(self.flat),)
 
     @property
     def bounds(self) -> tuple[slice, ...]:
-        along = np.unravel_index(self.flat, self.row)
-        return tuple(slice(int(each.min()), int(each.max()) + 1) for each in along)
+        return tuple(slice(int(each.min()), int(each.max()) + 1) for each in coordinates(self.flat, self.row))
 
     @property
     def index_bytes(self) -> int:
@@ -117,7 +118,7 @@ class Mask:
         return self.flat.nbytes + self.tables.bytes
 
     def describe(self) -> tuple[object, ...]:
-        return ("mask", self.row, hashlib.sha256(self.flat.tobytes()).hexdigest()[:16])
+        return ("mask", self.row, self.shape, hashlib.sha256(self.flat.tobytes()).hexdigest()[:16])
 
 
 Within = Box | Mask
@@ -135,7 +136,12 @@ def within(row: Shape, wanted: Any) -> Within:
         wanted = (wanted,)
     if isinstance(wanted, tuple):
         return _box(row, wanted)
-    mask = np.asarray(wanted)
+    try:
+        mask = np.asarray(wanted)
+    except ValueError as error:
+        raise ConfigError(
+            f"expected booleans of shape {row}, or slices; got {type(wanted).__name__} ({error})"
+        ) from None
     if mask.dtype != bool or mask.shape != row:
         way_out = ". Numbers become a mask by a comparison, such as roi > 0" if mask.shape == row else ""
         raise ConfigError(
@@ -159,7 +165,10 @@ def _box(row: Shape, wanted: tuple[Any, ...]) -> Box:
     ranges, dropped = [], set()
     for axis, (each, size) in enumerate(zip((*wanted[:at], *rest, *after), row, strict=True)):
         if isinstance(each, slice):
-            chosen = range(size)[each]
+            try:
+                chosen = range(size)[each]
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"axis {axis} of {size}: {each}: {error}") from None
             if chosen.step < 0 or not len(chosen):
                 raise ConfigError(f"axis {axis} of {size}: {each} selects nothing, or runs backwards")
         else:
@@ -167,8 +176,13 @@ def _box(row: Shape, wanted: tuple[Any, ...]) -> Box:
                 raise ConfigError(f"axis {axis} of {size}: there is no {each}")
             chosen = range(int(each) % size, int(each) % size + 1)
             dropped.add(axis)
-        ranges.append(range(chosen[0], chosen[-1] + 1, chosen.step))
+        ranges.append(_plain(chosen))
     return Box(row, tuple(ranges), frozenset(dropped))
+
+
+def _plain(chosen: range) -> range:
+    """The same numbers, written in the one way that all their ranges share."""
+    return range(chosen[0], chosen[-1] + 1, chosen.step if len(chosen) > 1 else 1)
 
 
 def compose(first: Within, then: Within) -> Within:
@@ -178,11 +192,16 @@ def compose(first: Within, then: Within) -> Within:
         ranges, dropped = list(first.ranges), set(first.dropped)
         for place, axis in enumerate(kept):
             inner = then.ranges[place]
-            ranges[axis] = first.ranges[axis][inner.start : inner.stop : inner.step]
+            ranges[axis] = _plain(first.ranges[axis][inner.start : inner.stop : inner.step])
             if place in then.dropped:
                 dropped.add(axis)
         return Box(first.row, tuple(ranges), frozenset(dropped))
-    return Mask(first.row, first.flat[then.flat])
+    return Mask(first.row, first.flat[then.flat], single=then.shape == ())
+
+
+def coordinates(flat: np.ndarray, shape: Shape) -> tuple[np.ndarray, ...]:
+    """Numbers of elements in C order -> where they are along each axis; a row of one number has none."""
+    return np.unravel_index(flat, shape) if shape else ()
 
 
 def element_strides(shape: Shape) -> Shape:

@@ -21,7 +21,7 @@ from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
 from penstock.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
-from penstock.within import Box, Mask, Within, compose, everything
+from penstock.within import Box, Mask, Within, compose, coordinates, element_strides, everything
 
 # Rows that pass through h5py at a time, and the largest chunk cache it is given: enough to decode a chunk once for all
 # its rows in a read, where chunks are of a reasonable size.
@@ -147,7 +147,8 @@ class H5pyStore:
     @property
     def fingerprint(self) -> str:
         parts = sorted((name, each.part.describe()) for name, each in self.layouts.items() if each.part)
-        return digest("h5py", Path(self.file.path).name, self.file.size, sorted(self.fields.items()), parts)
+        layouts = sorted((name, str(each.stored), each.shape, each.row_axis) for name, each in self.layouts.items())
+        return digest("h5py", Path(self.file.path).name, self.file.size, layouts, parts)
 
     def scratch_bytes(self, rows: int) -> int:
         return max(each.scratch_bytes(rows) for each in self.layouts.values())
@@ -227,7 +228,8 @@ def inside(layout: Layout) -> Within | None:
 
 
 def _inside(layout: Layout, mask: Mask) -> tuple[Mask, int]:
-    along = np.unravel_index(mask.flat, layout.row_shape)
-    shifted = [each - bound.start for each, bound in zip(along, layout.bounds, strict=True)]
-    flat = np.ravel_multi_index(shifted, layout.read_shape)
-    return Mask(layout.read_shape, flat), flat.nbytes
+    flat = np.zeros(len(mask.flat), np.int64)
+    along = coordinates(mask.flat, layout.row_shape)
+    for at, bound, stride in zip(along, layout.bounds, element_strides(layout.read_shape), strict=True):
+        flat += (at - bound.start) * stride
+    return Mask(layout.read_shape, flat, mask.single), flat.nbytes

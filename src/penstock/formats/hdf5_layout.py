@@ -1,0 +1,240 @@
+"""Where the rows of an HDF5 dataset lie, as far as that can be told without h5py's help in reading them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice, product
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import codecs, index
+from penstock.errors import Missing, Truncated
+from penstock.extents import NEVER_WRITTEN, Chunks, ChunkTable, CodecId, Contiguous, Extents, FileId, KnownTable
+from penstock.sizes import KiB
+
+if TYPE_CHECKING:
+    from penstock.formats.registry import OpenOptions
+
+# HDF5's registered numbers for the filters understood here.
+FILTERS = {
+    1: "deflate", 2: "shuffle", 3: "fletcher32",
+    32000: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd",
+}  # fmt: skip
+
+# What bitshuffle compresses with, by the fifth of its parameters.
+BITSHUFFLE = {2: "bitshuffle-lz4", 3: "bitshuffle-zstd"}
+
+# Chunks handed over at a time by the walk through a file's chunk index: few enough that the interpreter does not
+# begin to look for garbage among them.
+WALK_PIECE = 256
+
+# Rows that lie on an inner axis of a contiguous dataset are read in runs of about so much.
+TURNED_BYTES = 16 * KiB
+
+
+@dataclass(frozen=True)
+class Found:
+    """A dataset of an open file, with the shape it had when it was first looked at: the file may be growing."""
+
+    file: FileId
+    name: str
+    dataset: Any
+    shape: tuple[int, ...]
+    axis: int
+    """That of the rows."""
+
+    @property
+    def rows(self) -> int:
+        return self.shape[self.axis]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Chunks along each axis."""
+        return tuple(-(-size // step) for size, step in zip(self.shape, self.dataset.chunks, strict=True))
+
+    @property
+    def filters(self) -> list[tuple[int, tuple[int, ...], str]]:
+        """Number, parameters and name of each."""
+        plist = self.dataset.id.get_create_plist()
+        found = [plist.get_filter(position) for position in range(plist.get_nfilters())]
+        return [(number, parameters, label.decode(errors="replace")) for number, _, parameters, label in found]
+
+    def never_written(self, there: str) -> Missing:
+        """The error for a dataset of which only some is there."""
+        return Missing(
+            f"{self.file.path}: dataset {self.name!r} was never written in full ({there} there); the rest would read "
+            f"as the fill value {self.dataset.fillvalue}. Pass allow_fill=True to accept that"
+        )
+
+
+def extents(found: Found, options: "OpenOptions") -> Extents | str:
+    """Where the rows lie, or why this reader cannot tell."""
+    import h5py
+
+    dataset, stored = found.dataset, found.dataset.dtype
+    if not dataset.id.get_type().equal(h5py.h5t.py_create(stored, logical=True)):
+        return f"its elements are not stored as numpy has {stored}"
+    if dataset.is_virtual or dataset.external:
+        return "its bytes lie in other files"
+    if dataset.file.userblock_size:
+        return "the file begins with a user block"
+    if prod(found.shape) == 0:
+        return "it is empty"
+    if not dataset.chunks:
+        offset = dataset.id.get_offset()
+        if offset is None:
+            return "it is stored inside the metadata, or was never written"
+        if found.axis:
+            return _turned(found, offset)
+        return Contiguous(found.file, found.name, stored, found.shape[1:], found.rows, offset)
+    known = _codecs(found)
+    if isinstance(known, str):
+        return known
+    if not _tells_right(found):
+        return "HDF5 can misreport where its chunks lie, having one unlimited axis that is not the first"
+    return _chunks(found, known, options)
+
+
+def _tells_right(found: Found) -> bool:
+    """Whether the walk through the chunks can be believed.
+
+    Datasets with one unlimited axis have an index of their own since HDF5 1.10, and for that the library reports wrong
+    coordinates (seen up to 2.0.0), unless the axis is the first. Files of the old format do not have it, unless the
+    dataset was added by a new program; in a dataset written in full, wrong coordinates then lie outside.
+    """
+    dataset = found.dataset
+    if dataset.maxshape.count(None) != 1 or dataset.maxshape[0] is None:
+        return True
+    superblock = dataset.file.id.get_create_plist().get_version()[0]
+    if superblock >= 2 or dataset.id.get_num_chunks() != prod(found.grid):
+        return False
+    corners: list[tuple[int, ...]] = []
+    dataset.id.chunk_iter(lambda chunk: corners.append(chunk.chunk_offset))
+    return bool((np.asarray(corners) < found.shape).all())
+
+
+def _codecs(found: Found) -> tuple[CodecId, ...] | str:
+    known: list[CodecId] = []
+    for number, parameters, label in found.filters:
+        if ("fletcher32", 0) in known:
+            return "its checksum is not the outermost filter"
+        codec: CodecId = (FILTERS.get(number, ""), 0)
+        if number == 2:
+            codec = ("shuffle", parameters[0] if parameters else found.dataset.dtype.itemsize)
+        elif number == 32008 and len(parameters) > 4:
+            codec = (BITSHUFFLE.get(parameters[4], ""), parameters[2])
+        if not codec[0] or not codecs.available(codec):
+            return f"filter {number} ({label}) has no decoder here"
+        known.append(codec)
+    return tuple(known)
+
+
+def _chunks(found: Found, known: tuple[CodecId, ...], options: "OpenOptions") -> Chunks:
+    file, dataset, axis = found.file, found.dataset, found.axis
+    # A dataset of the same name can be seen along another axis, and a growing file has no table that lasts.
+    saved_as = f"{found.name} along {axis}"
+    folder = None if file.growing else options.index_folder
+    table: ChunkTable | None = index.load(folder, file, saved_as) if folder else None
+    if table is None:
+        walked = walk(found)
+        table = index.save(folder, file, saved_as, walked) if folder else walked
+    array = Chunks(
+        file, found.name, dataset.dtype, _without(found.shape, axis), found.rows, dataset.chunks[axis],
+        _without(dataset.chunks, axis), table, known, axis,
+        np.asarray(dataset.fillvalue, dataset.dtype).tobytes() if options.allow_fill else None,
+    )  # fmt: skip
+    if options.on_error == "raise":
+        _check_table(array, found)
+    return array
+
+
+def _without(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return (*sizes[:axis], *sizes[axis + 1 :])
+
+
+def walk(found: Found) -> KnownTable:
+    """The whole chunk table, in one pass over the file's own index."""
+    dataset, grid = found.dataset, found.grid
+    offsets = np.full(prod(grid), NEVER_WRITTEN, np.int64)
+    lengths = np.zeros(prod(grid), np.uint32)
+    skipped = np.zeros(0, np.uint32)
+    # Files list their chunks in C order as a rule; then their coordinates need not be turned into numbers.
+    in_order = product(*(range(0, size, step) for size, step in zip(found.shape, dataset.chunks, strict=True)))
+    done, regular = 0, True
+    waiting: list[Any] = []
+
+    def take() -> None:
+        nonlocal done, regular, skipped
+        corners, masks, places, sizes = zip(*waiting, strict=True)
+        regular = regular and list(corners) == list(islice(in_order, len(corners)))
+        kept: Any = slice(None)
+        at: Any = slice(done, done + len(corners))
+        if not regular:
+            along = np.asarray(corners) // dataset.chunks
+            kept = (along < grid).all(axis=1)  # a growing file may have chunks that came later
+            at = np.ravel_multi_index(tuple(along[kept].T), grid)
+        offsets[at], lengths[at] = np.asarray(places)[kept], np.asarray(sizes)[kept]
+        if any(masks):
+            skipped = skipped if len(skipped) else np.zeros(len(offsets), np.uint32)
+            skipped[at] = np.asarray(masks)[kept]
+        done += len(corners)
+        waiting.clear()
+
+    def visit(chunk: Any) -> None:
+        waiting.append(chunk)
+        if len(waiting) == WALK_PIECE:
+            take()
+
+    dataset.id.chunk_iter(visit)
+    if waiting:
+        take()
+
+    def turned(column: np.ndarray) -> np.ndarray:
+        moved = np.moveaxis(column.reshape(grid), found.axis, 0)
+        return np.ascontiguousarray(moved).reshape(grid[found.axis], -1)
+
+    written = lengths[offsets != NEVER_WRITTEN]
+    alike = len(written) and bool((written == written[0]).all())
+    return KnownTable(
+        turned(offsets), int(written[0]) if alike else turned(lengths), turned(skipped) if len(skipped) else None
+    )
+
+
+def _check_table(array: Chunks, found: Found) -> None:
+    """Refuse chunks that are not there, and name the first."""
+    table = array.table
+    if table.missing and array.fill is None:
+        there = f"{prod(table.shape) - table.missing:,} of {prod(table.shape):,} chunks are"
+        first = _first(array, lambda offsets, _: offsets == NEVER_WRITTEN)
+        raise Missing(f"{found.never_written(there)}. The first that is not: {first}")
+    if table.end > array.file.size and not array.file.growing:
+        first = _first(array, lambda offsets, lengths: offsets + lengths > array.file.size)
+        raise Truncated(
+            f"{array.file.path}: {first} reaches beyond the file's end: chunks reach to byte {table.end:,}, but the "
+            f"file has only {array.file.size:,}. It was cut short, perhaps by an unfinished download or copy: fetch it "
+            f'again, or pass on_error="skip" to open and Loader to leave out what cannot be read'
+        )
+
+
+def _first(array: Chunks, bad: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> str:
+    for block in range(array.table.shape[0]):
+        offsets, lengths, _ = array.table.find(block, slice(None))
+        found = np.flatnonzero(bad(offsets, lengths))
+        if len(found):
+            return array.piece_place(block, int(found[0]))
+    return array.name
+
+
+def _turned(found: Found, offset: int) -> Extents:
+    """Contiguous, with rows on an inner axis: seen as chunks of some rows of one run of elements each."""
+    rows, shape, stored = found.rows, _without(found.shape, found.axis), found.dataset.dtype
+    outer, inner = shape[: found.axis], shape[found.axis :]
+    run_bytes = prod(inner) * stored.itemsize
+    most = max(1, min(rows, TURNED_BYTES // run_bytes))
+    together = next(count for count in range(most, 0, -1) if rows % count == 0)
+    runs = np.arange(prod(outer), dtype=np.int64) * rows
+    blocks = np.arange(0, rows, together, dtype=np.int64)
+    table = KnownTable(offset + (blocks[:, None] + runs) * run_bytes, together * run_bytes)
+    chunk = (*(1,) * len(outer), *inner)
+    return Chunks(found.file, found.name, stored, shape, rows, together, chunk, table, (), found.axis)
