@@ -64,8 +64,9 @@ class _Decoding:
         array = self.array
         encoded = aligned(array.table.longest) if self.decoders else 0
         between = sum(not isinstance(decode, Fletcher32) for decode in self.decoders[:-1])
-        apart = cast is not None and bool(self.decoders) and not isinstance(self.decoders[-1], Unshuffle)
-        apart = apart or array.table.some_skipped  # the last one left may be any of them
+        # Between decoding and converting; where some are left out, the last one may be any of them.
+        apart = cast is not None and bool(self.decoders)
+        apart = apart and (not _piecewise(self.decoders[-1]) or array.table.some_skipped)
         converted = aligned(array.stored.itemsize * min(array.chunk_bytes // array.stored.itemsize, BLOCK_ELEMENTS))
         decoded = aligned(array.chunk_bytes) * (between + apart)
         return encoded + decoded + (converted + convert_bytes(array, 1, cast) if cast else 0)
@@ -145,7 +146,7 @@ class _Decoding:
                 self._decode(between, later, goal, cast)
         elif cast is None:
             decode(source, goal.view(np.uint8))
-        elif isinstance(decode, Unshuffle):
+        elif isinstance(decode, Unshuffle) and decode.piecewise:
             self._unshuffle_converting(decode, source, goal, cast)
         else:
             with borrow(self.array.chunk_bytes) as decoded:
@@ -159,6 +160,10 @@ class _Decoding:
                 piece = scratch[: (end - begin) * unshuffle.width]
                 unshuffle.piece(source, begin, end, piece)
                 convert_piece(piece.view(self.array.stored), goal[begin:end], cast)
+
+
+def _piecewise(decode: Decoder) -> bool:
+    return isinstance(decode, Unshuffle) and decode.piecewise
 
 
 class _Failure(NamedTuple):

@@ -120,19 +120,32 @@ class Bitshuffled:
 
 
 @cache
-def _bitshuffle_library() -> dict[str, Any]:
-    """The decoders of the library that hdf5plugin ships; empty where there is none."""
+def _functions(library: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Functions of one of the libraries that hdf5plugin ships; empty where it has none of this name."""
     try:
         import hdf5plugin
 
-        (path,) = Path(hdf5plugin.PLUGIN_PATH).glob("libh5bshuf.*")
-        library = ctypes.CDLL(str(path))  # releases the interpreter's lock in every call
-        found = {name: getattr(library, name) for name in BITSHUFFLED.values()}
+        (path,) = Path(hdf5plugin.PLUGIN_PATH).glob(f"{library}.*")
+        loaded = ctypes.CDLL(str(path))  # releases the interpreter's lock in every call
+        return {name: getattr(loaded, name) for name in names}
     except (ImportError, OSError, AttributeError, ValueError):
         return {}
+
+
+def _bitshuffle_library() -> dict[str, Any]:
+    found = _functions("libh5bshuf", tuple(BITSHUFFLED.values()))
     for function in found.values():
         function.restype = ctypes.c_int64
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_size_t] * 3]
+    return found
+
+
+def _native_unshuffle() -> Any | None:
+    """c-blosc2's, which runs at four times the speed of numpy."""
+    found = _functions("libh5blosc2", ("blosc2_unshuffle",)).get("blosc2_unshuffle")
+    if found is not None:
+        found.restype = ctypes.c_int32
+        found.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]
     return found
 
 
@@ -190,12 +203,21 @@ class Unshuffle:
 
     def __init__(self, width: int) -> None:
         self.width = width
+        self._native = _native_unshuffle() if 1 < width < 256 else None
+
+    @property
+    def piecewise(self) -> bool:
+        """Whether it is best done piece by piece, with what comes after it done while a piece is in the cache."""
+        return self._native is None
 
     def __call__(self, source: np.ndarray, target: np.ndarray) -> None:
         if len(source) != len(target) or len(source) % self.width:
             raise DecodeFailed(
                 f"shuffle: {len(source):,} bytes of elements of {self.width}, expected {len(target):,} bytes"
             )
+        if self._native is not None and len(source) < 2**31:
+            self._native(self.width, len(source), source.ctypes.data, target.ctypes.data)
+            return
         count = len(source) // self.width
         for begin in range(0, count, BLOCK_ELEMENTS):
             end = min(begin + BLOCK_ELEMENTS, count)

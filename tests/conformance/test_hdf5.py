@@ -108,6 +108,18 @@ def test_shapes_cast(tmp_path: Path, layout: str, shape: tuple[int, ...], dtype:
     check_store(lambda: ps.open(path).cast("betas", dtype, scale=1 / 300).delivered, {"betas": expected})
 
 
+@pytest.mark.parametrize("dtype", ["<i2", "<f4", "f2"])
+def test_without_the_libraries_of_hdf5plugin(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "session.hdf5"
+    write(path, made((6, 5, 7), "<i2"), LAYOUTS["gzip + shuffle"])
+    write(path, made((6, 5, 7), "<i2"), LAYOUTS["bitshuffle + lz4"], "bits")
+    expected = through_h5py(path).astype(dtype)
+    monkeypatch.setattr("penstock.codecs._functions", lambda library, names: {})
+    ds = ps.open(path)
+    check_store(lambda: ds.cast("betas", dtype).cast("bits", dtype).delivered, {"betas": expected, "bits": expected})
+    assert "h5py" in next(each.how for each in ps.inspect(ds).paths if each.field == "bits")
+
+
 def test_fields_of_mixed_layouts_share_rows(tmp_path: Path) -> None:
     path = tmp_path / "large.h5"
     write(path, made((8, 5, 5), "u1"), THROUGH_H5PY["bitshuffle alone"], "group/images")
