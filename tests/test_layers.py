@@ -31,10 +31,10 @@ LAYERS = [
     ["combine"],
     ["store"],
     ["chunkread"],
-    ["rangeread", "index", "pieces"],
+    ["rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
     ["fileio", "codecs"],
-    ["memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally"],
-    ["machine", "spec", "sizes"],
+    ["memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
+    ["machine", "spec", "sizes", "texts"],
     ["errors"],
 ]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import index
+from penstock import index, savedcolumns
 from penstock.errors import Corrupt
 from penstock.extents import NEVER_WRITTEN, KnownTable
 from penstock.fileio import identify
@@ -100,7 +100,7 @@ def assert_opens(path, folder, **options):
 def test_the_second_opening_walks_through_nothing(small, folder, walks):
     first = assert_opens(small, folder)
     assert len(walks) == 1
-    assert saved(folder) == [Path(table_of(first)._path).name]
+    assert saved(folder) == [Path(table_of(first)._saved.path).name]
     second = assert_opens(small, folder)
     assert len(walks) == 1
     assert isinstance(table_of(second), index.SavedTable)
@@ -251,7 +251,7 @@ def test_a_rewritten_file_is_walked_through_anew(small, folder, walks, change):
 
 
 def header_of(path):
-    raw = path.read_bytes()[: index.COLUMNS_AT]
+    raw = path.read_bytes()[: savedcolumns.COLUMNS_AT]
     return json.loads(raw[raw.index(b"{") :].split(b"\n")[0])
 
 
@@ -259,8 +259,8 @@ def with_header(path, text):
     """Put another text in the place of a saved table's header; what comes before and after stays."""
     raw = path.read_bytes()
     head = raw[: raw.index(b"{")] + text + b"\n"
-    assert len(head) <= index.COLUMNS_AT
-    path.write_bytes(head.ljust(index.COLUMNS_AT, b" ") + raw[index.COLUMNS_AT :])
+    assert len(head) <= savedcolumns.COLUMNS_AT
+    path.write_bytes(head.ljust(savedcolumns.COLUMNS_AT, b" ") + raw[savedcolumns.COLUMNS_AT :])
 
 
 def with_fact(name, value):
@@ -268,7 +268,8 @@ def with_fact(name, value):
 
     def damage(path):
         header = header_of(path)
-        header[name] = value(header[name])
+        part = header if name in header else header["header"]
+        part[name] = value(part[name])
         with_header(path, json.dumps(header).encode())
 
     return damage
@@ -277,7 +278,7 @@ def with_fact(name, value):
 def without_fact(name):
     def damage(path):
         header = header_of(path)
-        del header[name]
+        del (header if name in header else header["header"])[name]
         with_header(path, json.dumps(header).encode())
 
     return damage
@@ -294,15 +295,15 @@ def header_changed(text):
 HEADER_DAMAGE = {
     "empty": bytes_changed(lambda raw: b""),
     "a few bytes": bytes_changed(lambda raw: raw[:10]),
-    "the magic alone": bytes_changed(lambda raw: raw[: len(index.MAGIC)]),
-    "the header cut": bytes_changed(lambda raw: raw[: len(index.MAGIC) + 40]),
-    "no columns": bytes_changed(lambda raw: raw[: index.COLUMNS_AT]),
+    "the magic alone": bytes_changed(lambda raw: raw[: len(savedcolumns.MAGIC)]),
+    "the header cut": bytes_changed(lambda raw: raw[: len(savedcolumns.MAGIC) + 40]),
+    "no columns": bytes_changed(lambda raw: raw[: savedcolumns.COLUMNS_AT]),
     "columns cut": bytes_changed(lambda raw: raw[:-1]),
     "columns longer": bytes_changed(lambda raw: raw + b"x"),
     "wrong magic": bytes_changed(lambda raw: b"P" + raw[1:]),
-    "a later version": bytes_changed(lambda raw: raw.replace(b"table 1", b"table 2", 1)),
+    "a later version": bytes_changed(lambda raw: raw.replace(b"columns 1", b"columns 2", 1)),
     "zeros": bytes_changed(lambda raw: bytes(len(raw))),
-    "noise": bytes_changed(lambda raw: index.MAGIC + np.random.default_rng(0).bytes(len(raw) - len(index.MAGIC))),
+    "noise": bytes_changed(lambda raw: savedcolumns.MAGIC + np.random.default_rng(0).bytes(len(raw))),
     "not JSON": header_changed(b"key = 1"),
     "no line": header_changed(b""),
     "half a header": header_changed(b'{"key": "ab'),
@@ -345,7 +346,7 @@ def test_a_damaged_header_is_as_if_it_were_not_there(small, folder, walks, damag
     assert saved(folder) == [name]
 
 
-@pytest.mark.parametrize("at", [index.COLUMNS_AT, index.COLUMNS_AT + 100, -1])
+@pytest.mark.parametrize("at", [savedcolumns.COLUMNS_AT, savedcolumns.COLUMNS_AT + 100, -1])
 def test_damaged_columns_are_refused_once(small, folder, walks, at):
     assert_opens(small, folder)
     (name,) = saved(folder)
@@ -355,7 +356,7 @@ def test_damaged_columns_are_refused_once(small, folder, walks, at):
     ds = ps.open(small, index_dir=folder)
     with pytest.raises(Corrupt) as refused:
         ds[:]
-    for text in (str(folder / name), "saved chunk table", "removed", "open the dataset again"):
+    for text in (str(folder / name), "saved table", "removed", "open the dataset again"):
         assert text in str(refused.value)
     assert saved(folder) == [], "so that it cannot be in the way again"
     assert_opens(small, folder)
@@ -368,7 +369,7 @@ def test_a_table_that_is_gone_before_it_is_needed(small, folder):
     (name,) = saved(folder)
     ds = ps.open(small, index_dir=folder)
     (folder / name).unlink()
-    with pytest.raises(Corrupt, match=r"saved chunk table .*open the dataset again"):
+    with pytest.raises(Corrupt, match=r"saved table .*open the dataset again"):
         ds[:]
     assert_opens(small, folder)
 
