@@ -1,0 +1,1 @@
+"""Tar shards, read from beginning to end."""
