@@ -32,8 +32,8 @@ LAYERS = [
     ["store"],
     ["chunkread"],
     ["rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
-    ["fileio", "codecs"],
-    ["memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
+    ["fileio", "codecs", "pictures"],
+    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
     ["machine", "spec", "sizes", "texts"],
     ["errors"],
 ]

@@ -1,21 +1,60 @@
-"""The only module that imports torch: tensors, pinned slots, device copies, ranks."""
+"""The only module that imports torch: tensors, pinned slots, device copies, ranks, and torch's own loader."""
 
+import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.data
 
 from penstock.errors import ConfigError
 from penstock.spec import Cast
 
 
-def rank_and_world() -> tuple[int, int]:
+def rank_and_world(group: Any = None) -> tuple[int, int]:
     """This process's place among those that train together; alone if torch.distributed was not started."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
     return 0, 1
+
+
+def worker_and_workers() -> tuple[int, int] | None:
+    """This process's place among the workers of torch's own loader; None outside of them."""
+    info = torch.utils.data.get_worker_info()
+    return None if info is None else (info.id, info.num_workers)
+
+
+@cache
+def iterable_dataset(kind: type) -> type:
+    """A class that is also one of torch's ``IterableDataset``s, which its own loader insists on."""
+    if issubclass(kind, torch.utils.data.IterableDataset):
+        return kind
+    same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    bases = (kind, torch.utils.data.IterableDataset)
+    return types.new_class(kind.__name__, bases, exec_body=lambda body: body.update(same, __wrapped__=kind))
+
+
+def torch_loader(*args: Any, **options: Any) -> Any:
+    """Torch's own ``DataLoader``."""
+    return torch.utils.data.DataLoader(*args, **options)
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    """The same memory as a tensor."""
+    return torch.from_numpy(array)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is one of torch's."""
+    return isinstance(value, torch.Tensor)
+
+
+def stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors of one shape, under a new first axis."""
+    return torch.stack(list(values))
 
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:

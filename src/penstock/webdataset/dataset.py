@@ -1,0 +1,136 @@
+"""``WebDataset``: shards in, samples out, in the order of the files unless asked otherwise."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.webdataset.handlers import Handler, reraise_exception
+from penstock.webdataset.names import Shard, expand
+from penstock.webdataset.pipeline import DataPipeline
+from penstock.webdataset.runs import Run
+from penstock.webdataset.samples import Reading, Sample, read_samples
+from penstock.webdataset.splitting import single_node_only, split_by_worker
+from penstock.webdataset.stages import Source, Stage
+from penstock.webdataset.tarstream import MAX_MEMBER_BYTES
+from penstock.webdataset.verbs import shuffle_samples
+
+Splitter = Callable[[Iterable[Shard]], Iterable[Shard]]
+
+DEFAULT_SHARD_SHUFFLE = 100
+
+
+class SimpleShardList(Source):
+    """Shards in the order they are named; shuffled by ``seed`` if there is one."""
+
+    def __init__(self, urls: Any, seed: int | None = None) -> None:
+        self.shards = expand(urls)
+        self.seed = seed
+
+    def begin(self, run: Run) -> Iterator[Shard]:
+        """Every shard once."""
+        shards = [dict(shard) for shard in self.shards]
+        if self.seed is not None:
+            run.seeded(self.seed).rng().shuffle(shards)
+        return iter(shards)
+
+    @property
+    def urls(self) -> list[str]:
+        """Their names."""
+        return [shard["url"] for shard in self.shards]
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+
+class ResampledShards(Source):
+    """Shards drawn with replacement, for ever (or ``nshards`` times): others in each epoch, rank and worker."""
+
+    def __init__(self, urls: Any, nshards: int | None = None, seed: int | None = None) -> None:
+        self.shards = expand(urls)
+        self.nshards, self.seed = nshards, seed
+        if any("stream" in shard for shard in self.shards):
+            raise ConfigError("resampled=True: a file object can be read once, so shards to draw from must be files")
+
+    def begin(self, run: Run) -> Iterator[Shard]:
+        """As many draws as were asked for."""
+        rng = (run if self.seed is None else run.seeded(self.seed)).rng()
+        drawn = 0
+        while self.nshards is None or drawn < self.nshards:
+            drawn += 1
+            yield dict(rng.choice(self.shards))
+
+
+class WebDataset(DataPipeline):
+    """Samples of tar shards: dicts of bytes by extension, with ``__key__`` and ``__url__``, to go on with by verbs.
+
+    urls:          a pattern (``"train-{000..017}.tar"``, several joined by ``::``), paths, file objects, ``"-"``
+    resampled:     draw shards with replacement, without end; see ``with_epoch``
+    shardshuffle:  how many shards to draw from when shuffling them; None or False for the order given
+    nodesplitter:  how ranks share the shards; ``split_by_node``, or a function of your own
+    workersplitter: how the workers of torch's loader share them
+    handler:       what to do about a shard or member that cannot be read; see ``handlers``
+    seed:          what every random choice follows from, with the epoch, the rank and the worker
+    select_files:  a function of a member's name: False leaves it out, unread
+    rename_files:  a function from a member's name to another
+    empty_check:   whether shards without any sample are an error
+    max_member_bytes: what a member may have; more is refused
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        handler: Handler = reraise_exception,
+        mode: str | None = None,
+        resampled: bool = False,
+        repeat: bool = False,
+        shardshuffle: bool | int | None = None,
+        cache_size: int = -1,
+        cache_dir: str | os.PathLike[str] | None = None,
+        url_to_name: Any = None,
+        detshuffle: bool = False,
+        nodesplitter: Splitter | None = single_node_only,
+        workersplitter: Splitter | None = split_by_worker,
+        select_files: Callable[[str], bool] | None = None,
+        rename_files: Callable[[str], str] | None = None,
+        empty_check: bool = True,
+        verbose: bool = False,
+        seed: int | None = 0,
+        max_member_bytes: int = MAX_MEMBER_BYTES,
+    ) -> None:
+        super().__init__(seed=0 if seed is None else seed)
+        self.cache_dir, self.cache_size = cache_dir, cache_size
+        reading = Reading(handler, select_files, rename_files, max_member_bytes)
+        source: SimpleShardList | ResampledShards
+        if resampled or mode == "resampled":
+            # Every rank and worker draws for itself: there is nothing to share out.
+            source = ResampledShards(urls)
+            splitters = [nodesplitter] if nodesplitter is not single_node_only else []
+        else:
+            source = SimpleShardList(urls)
+            splitters = [nodesplitter, workersplitter]
+        self.pipeline += [source, *filter(None, splitters)]
+        buffer = DEFAULT_SHARD_SHUFFLE if shardshuffle is True else int(shardshuffle or 0)
+        if buffer and isinstance(source, SimpleShardList):
+            self.append(Stage(shuffle_samples, buffer, initial=buffer))
+        self.append(Stage(read_samples, reading, source.shards if empty_check else None))
+
+
+def tarfile_samples(
+    shards: Iterable[Shard],
+    handler: Handler = reraise_exception,
+    select_files: Callable[[str], bool] | None = None,
+    rename_files: Callable[[str], str] | None = None,
+) -> Iterator[Sample]:
+    """The samples of shards, as a stage of a ``DataPipeline``."""
+    return read_samples(shards, Run(), Reading(handler, select_files, rename_files, tell_path=False))
+
+
+def expand_shards(shards: Iterator[Shard], run: Run, **how: Any) -> Iterator[Sample]:
+    """The same, as part of a pass."""
+    return read_samples(shards, run, Reading(tell_path=False, **how))
+
+
+def shardspec(urls: str | Sequence[str]) -> SimpleShardList:
+    """The shards a text stands for."""
+    return SimpleShardList(urls)

@@ -1,0 +1,242 @@
+"""Samples -> tar shards, the same bytes for the same samples.
+
+A shard appears under its name when it is whole: until then it is written beside it, as ``.partial``, and what fails or
+is interrupted leaves no shard that only looks like one.
+"""
+
+import bz2
+import gzip
+import logging
+import lzma
+import os
+import tarfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import ConfigError, ConvertFailed
+from penstock.webdataset.encoders import make_encoder
+from penstock.webdataset.samples import Sample
+
+log = logging.getLogger(__name__)
+
+RECORD = 20 * tarfile.BLOCKSIZE
+"""A tar is filled up with zeros to a multiple of this, as it was on tape."""
+
+_COMPRESSORS: dict[str, Callable[[Any], Any]] = {
+    "gz": lambda stream: gzip.GzipFile("", "wb", fileobj=stream, mtime=0),  # no name, no hour
+    "bz2": lambda stream: bz2.BZ2File(stream, "wb"),
+    "xz": lambda stream: lzma.LZMAFile(stream, "wb"),  # noqa: SIM115
+}
+
+
+class TarWriter:
+    """Writes samples to one tar: a path, or a file object, which stays open.
+
+    encoder:    True encodes values by extension; False takes bytes; or a function of the sample; or some by extension
+    compress:   True or "gz", "bz2", "xz"; False for none; by default what the path's name says
+    mtime:      the time each member gets; None for now, which makes every shard different
+    keep_meta:  also write what begins with an underscore
+    """
+
+    def __init__(
+        self,
+        fileobj: Any,
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mode: int = 0o444,
+        compress: bool | str | None = None,
+        encoder: Any = True,
+        keep_meta: bool = False,
+        mtime: float | None = 0,
+        format: Any = None,  # noqa: A002
+    ) -> None:
+        self.user, self.group, self.mode, self.mtime, self.keep_meta = user, group, mode, mtime, keep_meta
+        self.encoder = make_encoder(encoder)
+        self.path = os.fspath(fileobj) if isinstance(fileobj, str | os.PathLike) else None
+        packing = _compressor(self.path, compress)
+        self._file: Any = fileobj if self.path is None else _create(self.path)
+        self._stream: Any = self._file if packing is None else _COMPRESSORS[packing](self._file)
+        self._packs = packing is not None
+        self._written = 0
+        self._open = True
+        self._warned = False
+
+    def write(self, sample: Sample) -> int:
+        """One sample: its fields as members, in the order of their names. Returns the bytes of the fields."""
+        if not self._open:
+            raise ConfigError(f"{self.path or 'the tar'} was closed")
+        encoded = self.encoder(sample)
+        if "__key__" not in encoded:
+            raise ConfigError(f"a sample needs a __key__; this one has {', '.join(map(repr, sample))}")
+        names = sorted(name for name in encoded if name != "__key__" and (self.keep_meta or not name.startswith("_")))
+        contents = [_content(name, encoded[name]) for name in names]  # all, before any is written
+        self._check_key(encoded["__key__"])
+        for name, content in zip(names, contents, strict=True):
+            self._write_member(f"{encoded['__key__']}.{name}", content)
+        return sum(map(len, contents))
+
+    def close(self) -> None:
+        """End the tar; from now on it is there under its name."""
+        if not self._open:
+            return
+        self._open = False
+        self._put(bytes(2 * tarfile.BLOCKSIZE))
+        self._put(bytes(-self._written % RECORD))
+        if self._packs:
+            self._stream.close()
+        if self.path is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(_partial(self.path), self.path)
+
+    def abandon(self) -> None:
+        """Leave nothing under the path's name, and remove what was written beside it."""
+        if self._open and self.path is not None:
+            self._file.close()
+            os.unlink(_partial(self.path))
+        self._open = False
+
+    def __enter__(self) -> "TarWriter":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def _write_member(self, name: str, content: bytes | memoryview) -> None:
+        member = tarfile.TarInfo(name)
+        member.size, member.mode = len(content), self.mode
+        member.uname, member.gname = self.user, self.group
+        member.mtime = time.time() if self.mtime is None else self.mtime
+        # Plain headers, with an extra one only for names and sizes that do not fit.
+        self._put(member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        self._put(content)
+        self._put(bytes(-len(content) % tarfile.BLOCKSIZE))
+
+    def _put(self, data: bytes | memoryview) -> None:
+        try:
+            self._stream.write(data)
+        except OSError as error:
+            raise ConvertFailed(
+                f"{self.path or 'the tar'}: writing failed after {self._written:,} bytes ({error.strerror}, errno "
+                f"{error.errno})"
+            ) from error
+        self._written += len(data)
+
+    def _check_key(self, key: str) -> None:
+        if "." in key.rpartition("/")[2] and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"key {key!r}: a sample's name ends at its first dot, so that readers will take the rest for a part of "
+                f"the field's name; use another character",
+                stacklevel=3,
+            )
+
+
+class ShardWriter:
+    """Writes samples to shards of at most ``maxcount`` samples and about ``maxsize`` bytes: ``"train-%06d.tar"``.
+
+    post:         a function of each shard's name, called when the shard is whole
+    start_shard:  the first number
+    opener:       a function from a shard's name to a file object
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        maxcount: int = 100000,
+        maxsize: float = 3e9,
+        post: Callable[[str], Any] | None = None,
+        start_shard: int = 0,
+        verbose: int = 1,
+        opener: Callable[[str], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        try:
+            self.fname = pattern % start_shard
+        except (TypeError, ValueError):
+            raise ConfigError(f"{pattern!r}: expected a place for the shard's number, as in 'train-%06d.tar'") from None
+        self.pattern, self.maxcount, self.maxsize = pattern, maxcount, maxsize
+        self.post, self.opener, self.options = post, opener, options
+        self.shard, self.total, self.count, self.size = start_shard, 0, 0, 0
+        self.tarstream: TarWriter | None = None
+
+    def write(self, sample: Sample) -> None:
+        """One sample, in a new shard if this one is full."""
+        if self.tarstream is None or self.count >= self.maxcount or self.size >= self.maxsize:
+            self.next_stream()
+        assert self.tarstream is not None
+        self.size += self.tarstream.write(sample)
+        self.count += 1
+        self.total += 1
+
+    def next_stream(self) -> None:
+        """Finish this shard and begin the next."""
+        self.finish()
+        self.fname = self.pattern % self.shard
+        log.info("writing %s, after %d samples", self.fname, self.total)
+        self.shard += 1
+        self.count = self.size = 0
+        self.tarstream = TarWriter(self.opener(self.fname) if self.opener else self.fname, **self.options)
+
+    def finish(self) -> None:
+        """Finish this shard."""
+        if self.tarstream is not None:
+            self.tarstream.close()
+            self.tarstream = None
+            if self.post is not None:
+                self.post(self.fname)
+
+    def close(self) -> None:
+        """Finish the last shard."""
+        self.finish()
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.close()
+        elif self.tarstream is not None:  # the shard at hand is not whole
+            self.tarstream.abandon()
+            self.tarstream = None
+
+
+def _content(name: str, value: Any) -> bytes | memoryview:
+    if isinstance(value, str):
+        value = value.encode("utf-8")
+    if isinstance(value, memoryview):
+        return value.cast("B")
+    if not isinstance(value, bytes | bytearray):
+        raise ConfigError(f"field {name!r}: expected bytes after encoding, got {type(value).__name__}")
+    return bytes(value)
+
+
+def _compressor(path: str | None, asked: bool | str | None) -> str | None:
+    if asked is False:
+        return None
+    if asked is True:
+        return "gz"
+    if asked is None:
+        return next((kind for kind in _COMPRESSORS if path is not None and path.endswith(kind)), None)
+    if asked not in _COMPRESSORS:
+        raise ConfigError(f"compress={asked!r}: expected True, False, {', '.join(map(repr, _COMPRESSORS))}")
+    return asked
+
+
+def _partial(path: str) -> str:
+    return f"{path}.{os.getpid()}.partial"
+
+
+def _create(path: str) -> Any:
+    if path.startswith("pipe:"):
+        raise ConfigError(f"{path!r}: commands are not run; open the pipe in your own program and pass the file object")
+    try:
+        return open(_partial(path), "wb")
+    except OSError as error:
+        raise ConvertFailed(f"{path}: cannot be written ({error.strerror}, errno {error.errno})") from None
