@@ -30,7 +30,7 @@ LAYERS = [
     ["mapped"],
     ["combine"],
     ["store"],
-    ["chunkread"],
+    ["chunkread", "members"],
     ["rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
     ["fileio", "codecs", "pictures"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],

@@ -3,10 +3,11 @@
 A format's parser makes these; one shared reader serves them all. Nothing here opens a file.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -53,6 +54,10 @@ class Array:
     def place(self, row: int) -> str:
         """``betas[12]``."""
         return f"{self.name}[{row}]"
+
+    def sample(self, row: int) -> str:
+        """What a sample is called."""
+        return self.place(row)
 
 
 @dataclass(frozen=True)
@@ -201,4 +206,38 @@ class Chunks(Array):
         )
 
 
-Extents = Contiguous | Chunks
+@dataclass(frozen=True)
+class Members(Array):
+    """One file of an archive a row, anywhere in it."""
+
+    offsets: np.ndarray
+    """-1 where a sample lacks it."""
+    lengths: np.ndarray
+    keys: Sequence[str]
+    """What the samples are called."""
+    kind: Any
+    """How the bytes become an element: one of ``penstock.members``."""
+    table_bytes: int
+    """Memory of the table that these columns and keys are part of, together with those of other fields."""
+
+    @cached_property
+    def longest(self) -> int:
+        return int(self.lengths.max(initial=0))
+
+    def place(self, row: int) -> str:
+        """``000012.jpg``."""
+        return f"{self.keys[row]}.{self.name}"
+
+    def sample(self, row: int) -> str:
+        """``000012``."""
+        return self.keys[row]
+
+    @property
+    def index_bytes(self) -> int:
+        return 0  # shared with other fields
+
+    def describe(self) -> tuple[object, ...]:
+        return (self.name, str(self.stored), self.shape, self.rows, int(self.lengths.sum()))
+
+
+Extents = Contiguous | Chunks | Members

@@ -17,8 +17,9 @@ import numpy as np
 
 from penstock.chunkread import LargeChunks, SmallChunks, chunk_reader
 from penstock.errors import OutOfRange
-from penstock.extents import Chunks, Extents
+from penstock.extents import Chunks, Extents, Members
 from penstock.fileio import Files
+from penstock.members import MemberReader
 from penstock.pieces import WHOLE, Share
 from penstock.rangeread import GatherReader, PartReader, RangeReader, range_reader
 from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
@@ -176,7 +177,11 @@ class ExtentStore:
     @property
     def shared_index(self) -> dict[int, int]:
         parts = [reader.part for reader in self._readers.values() if reader.part is not None]
-        return {id(part): part.index_bytes for part in parts}
+        tables = [array for array in self._arrays.values() if isinstance(array, Members)]
+        return {
+            **{id(part): part.index_bytes for part in parts},
+            **{id(array.keys): array.table_bytes for array in tables},
+        }
 
     @property
     def fingerprint(self) -> str:
@@ -204,7 +209,7 @@ class ExtentStore:
 
     def origin(self, row: int) -> Origin:
         array = next(iter(self._arrays.values()))
-        return Origin(array.file.path, array.place(row))
+        return Origin(array.file.path, array.sample(row))
 
     def close(self) -> None:
         self._files.close()
@@ -224,9 +229,9 @@ class ExtentStore:
 
     def read_paths(self) -> Sequence[ReadPath]:
         return [
-            _range_path(name, reader, self._length)
-            if isinstance(reader, RangeReader | PartReader | GatherReader)
-            else _chunk_path(name, reader, self._length)
+            _chunk_path(name, reader, self._length)
+            if isinstance(reader, LargeChunks | SmallChunks)
+            else _range_path(name, reader, self._length)
             for name, reader in self._readers.items()
         ]
 
@@ -237,7 +242,8 @@ class ExtentStore:
         return ExtentStore(self._arrays, self._files, self._casts, {**self._parts, field: whole})
 
 
-_Reader = RangeReader | PartReader | GatherReader | LargeChunks | SmallChunks
+_RowReader = RangeReader | PartReader | GatherReader | MemberReader
+_Reader = _RowReader | LargeChunks | SmallChunks
 
 
 def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None) -> _Reader:
@@ -245,11 +251,16 @@ def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None
         cast = Cast(array.spec.dtype)
     if isinstance(array, Chunks):
         return chunk_reader(array, files, cast, part)
+    if isinstance(array, Members):
+        return MemberReader(array, files, cast, part)
     return range_reader(array, files, cast, part)
 
 
-def _range_path(name: str, reader: RangeReader | PartReader | GatherReader, rows: int) -> ReadPath:
+def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
     array = reader.array
+    if isinstance(reader, MemberReader):
+        stored = int(reader.array.lengths.sum())
+        return ReadPath(name, reader.spec, rows, "members of an archive", "read by position", stored_bytes=stored)
     wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
     read = reader.packed_bytes if isinstance(reader, PartReader) else array.row_bytes
     how = "gathered from a mapping of the file" if isinstance(reader, GatherReader) else "read straight from the file"

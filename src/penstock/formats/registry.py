@@ -11,7 +11,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError, Unavailable
 from penstock.fileio import Files
-from penstock.formats import hdf5, npy
+from penstock.formats import hdf5, npy, tar
 from penstock.store import Store
 
 ENTRY_POINT_GROUP = "penstock.formats"
@@ -43,11 +43,17 @@ class Format:
     suffixes: tuple[str, ...]
     magic: bytes
     open: Callable[[str, OpenOptions], Store]
+    magic_at: int = 0
+
+    def begins(self, head: bytes) -> bool:
+        """Whether a file with these first bytes is of this kind."""
+        return bool(self.magic) and head.startswith(self.magic, self.magic_at)
 
 
 BUILT_IN = (
     Format("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file),
     Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
+    Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
 )
 
 
@@ -63,10 +69,10 @@ def format_of(path: str) -> Format:
     """The format of an existing file."""
     try:
         with open(path, "rb") as file:
-            head = file.read(16)
+            head = file.read(512)
     except OSError as error:
         raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
-    by_content = [known for known in formats() if known.magic and head.startswith(known.magic)]
+    by_content = [known for known in formats() if known.begins(head)]
     by_name = [known for known in formats() if PurePath(path).suffix.lower() in known.suffixes]
     for known in (*by_content, *by_name):
         return known
