@@ -34,7 +34,7 @@ LAYERS = [
     ["rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
     ["fileio", "codecs", "pictures"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
-    ["machine", "spec", "sizes", "texts"],
+    ["machine", "spec", "sizes", "texts", "braces"],
     ["errors"],
 ]
 

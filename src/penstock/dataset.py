@@ -8,11 +8,13 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 
 from penstock import index
+from penstock.braces import expand_braces
 from penstock.combine import Concat, Joined, Part, Subset, cast_fields, choose_fields, select_part
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files
@@ -27,6 +29,9 @@ from penstock.within import within
 Path = str | os.PathLike[str]
 Index = int | np.integer | slice | Sequence[int] | np.ndarray
 Sample = dict[str, Any]
+
+# More than this a pattern in braces cannot mean.
+MOST_FILES = 1_000_000
 OnError = Literal["raise", "skip"]
 
 
@@ -211,7 +216,8 @@ def open(
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
 ) -> Dataset:
-    """Open files as one dataset: a path, a pattern such as ``"betas_session*.hdf5"``, or a list of either.
+    """Open files as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or ``"train-{000..017}.tar"``, or
+    a list of them.
 
     Several files follow each other as given; the files of a pattern in natural order (session 2 before session 10).
 
@@ -328,12 +334,21 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
         return [name]
     if os.path.isdir(name):
         raise ConfigError(f"{name}: is a folder; name the files in it, for example {os.path.join(name, '*.hdf5')!r}")
+    if "{" in name and (expanded := _expanded(name)) != [name]:
+        return _paths(expanded, left_out)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted((each for each in glob.glob(name, recursive=True) if os.path.isfile(each)), key=_natural)
     if not matches:
         raise Missing(f"{name}: the pattern matches no file (looked in {os.path.dirname(os.path.abspath(name))})")
     return matches
+
+
+def _expanded(name: str) -> list[str]:
+    found = list(islice(expand_braces(name), MOST_FILES + 1))
+    if len(found) > MOST_FILES:
+        raise ConfigError(f"{name!r:.100}: stands for more than {MOST_FILES:,} files")
+    return found
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

@@ -628,3 +628,22 @@ def test_errors_cross_from_torch_workers(make):
     assert [next(batches)["number"].tolist() for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     with pytest.raises(TransformFailed, match="thirteen is unlucky"):
         next(batches)
+
+
+def test_braces_in_names(tmp_path):
+    for number in range(8, 12):
+        np.save(tmp_path / f"part{number:02d}.npy", np.full((2, 3), number))
+    values = [8, 8, 9, 9, 10, 10]
+    assert ps.open(tmp_path / "part{08..10}.npy")[:]["data"][:, 0].tolist() == values
+    assert ps.open(str(tmp_path / "part{08,09,10}.np{y,}*"))[:]["data"][:2, 0].tolist() == values[:2]
+    with pytest.raises(Missing, match=r"part12\.npy"):
+        ps.open(tmp_path / "part{11..12}.npy")
+    with pytest.raises(ConfigError, match="more than"):
+        ps.open(tmp_path / "part{1..99999999}.npy")
+
+
+def test_braces_that_belong_to_the_name(tmp_path):
+    np.save(tmp_path / "{a}.npy", np.zeros((2, 3)))
+    assert len(ps.open(tmp_path / "{a}.npy")) == 2
+    with pytest.raises(Missing, match=r"no such file"):
+        ps.open(tmp_path / "{b}.npy")
