@@ -7,6 +7,7 @@ are used, and every call in here releases the interpreter's lock while it works.
 import ctypes
 import struct
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -245,11 +246,11 @@ def convert(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
 
 def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
     """The same for one piece, of any shape."""
-    if target.dtype == np.float16 and (cast.scale != 1 or cast.offset != 0):
+    if target.dtype == np.float16 and cast.changes_values:
         # Half precision has 11 bits: scale in single and round once.
         with borrow(4 * target.size) as scratch:
             single = scratch.view(np.float32).reshape(target.shape)
-            convert_piece(source, single, Cast(single.dtype, cast.scale, cast.offset))
+            convert_piece(source, single, replace(cast, dtype=single.dtype))
             np.copyto(target, single, casting="same_kind")
         return
     np.copyto(target, source, casting="unsafe")
@@ -257,7 +258,9 @@ def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
 
 
 def rescale(target: np.ndarray, cast: Cast) -> None:
-    """Values that have the right dtype already: scaled and shifted in place."""
+    """Values that have the right dtype already: divided, scaled and shifted in place."""
+    if cast.divisor != 1:
+        np.divide(target, target.dtype.type(cast.divisor), out=target)
     if cast.scale != 1:
         np.multiply(target, target.dtype.type(cast.scale), out=target)
     if cast.offset != 0:

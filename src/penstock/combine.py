@@ -408,6 +408,43 @@ def crop(row: np.ndarray, part: Within, target: np.ndarray) -> None:
         np.take(row.reshape(-1), part.flat, out=target.reshape(-1), mode="clip")
 
 
+class Permuted(Wrapper):
+    """Fields whose axes come in another order, copied into it."""
+
+    def __init__(self, store: Store, axes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__(store)
+        self.axes = dict(axes)
+
+    @property
+    def fields(self) -> Fields:
+        return {name: permuted(spec, self.axes.get(name)) for name, spec in self.store.fields.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        return digest("axes", self.store.fingerprint, sorted(self.axes.items()))
+
+    def scratch_bytes(self, rows: int) -> int:
+        own = max(aligned(self.store.fields[name].row_bytes) for name in self.axes)
+        return max(own + self.store.scratch_bytes(1), self.store.scratch_bytes(rows))
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        plain = {name: target for name, target in out.items() if name not in self.axes}
+        if plain:
+            self.store.read_into(rows, at, plain)
+        for name in self.axes.keys() & out.keys():
+            spec = self.store.fields[name]
+            with borrow(spec.row_bytes) as scratch:
+                row = scratch.view(spec.dtype).reshape(1, *spec.shape)
+                for number, place in zip(rows.tolist(), at.tolist(), strict=True):
+                    self.store.read_into(np.array([number]), np.array([0]), {name: row})
+                    out[name][place] = row[0].transpose(self.axes[name])
+
+
+def permuted(spec: FieldSpec, axes: tuple[int, ...] | None) -> FieldSpec:
+    """The same field with its axes in another order."""
+    return spec if axes is None else FieldSpec(spec.dtype, tuple(spec.shape[axis] for axis in axes))
+
+
 class Converted(Wrapper):
     """Fields converted by a second pass, for stores that cannot do it on the way."""
 

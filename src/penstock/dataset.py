@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock import index
 from penstock.braces import expand_braces
-from penstock.combine import Concat, Joined, Part, Subset, cast_fields, choose_fields, select_part
+from penstock.combine import Concat, Joined, Part, Permuted, Subset, cast_fields, choose_fields, select_part
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files
 from penstock.formats.memory import MemoryStore
@@ -39,7 +39,11 @@ class Dataset:
     """Finite rows of named fields: ``len(ds)``, ``ds[42]``, ``ds[[7, 3, 7]]``, ``ds[10:20]``."""
 
     def __init__(
-        self, store: Store, casts: Mapping[str, Cast] | None = None, left_out: Sequence[DataError | SourceError] = ()
+        self,
+        store: Store,
+        casts: Mapping[str, Cast] | None = None,
+        left_out: Sequence[DataError | SourceError] = (),
+        axes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.store = store
         """The rows as stored."""
@@ -47,7 +51,11 @@ class Dataset:
         """Conversions declared on top, by field."""
         self.left_out = tuple(left_out)
         """Why whole files are not in it, where ``open`` was told to skip what cannot be opened."""
+        self.axes = dict(axes or {})
+        """Orders of axes declared on top, by field."""
         self._delivered = cast_fields(store, self.casts)
+        if self.axes:
+            self._delivered = Permuted(self._delivered, self.axes)
 
     @property
     def delivered(self) -> Store:
@@ -99,6 +107,8 @@ class Dataset:
         Only what holds wanted elements is read and decoded, where the format lets it.
         """
         spec = self._known(field)
+        if field in self.axes:
+            raise ConfigError(f"select_within({field!r}, …): its axes were permuted; select first, then permute")
         try:
             part = within(spec.shape, wanted)
         except ConfigError as error:
@@ -125,11 +135,26 @@ class Dataset:
             )
         return self._renamed(names)
 
-    def cast(self, field: str, dtype: Any, scale: float = 1.0, offset: float = 0.0) -> "Dataset":
-        """Deliver ``field`` as ``value.astype(dtype) * scale + offset``."""
+    def permute(self, field: str, *axes: int) -> "Dataset":
+        """Deliver the axes of a row in another order: ``permute("jpg", 2, 0, 1)`` gives channels, rows, columns.
+
+        In a loader's batches that is a view: pictures then come as torch's "channels last", which convolutions like.
+        """
+        spec = self._known(field)
+        if sorted(axes) != list(range(len(spec.shape))):
+            raise ConfigError(f"permute({field!r}, {axes}): expected each of the {len(spec.shape)} axes of {spec} once")
+        before = self.axes.get(field, tuple(range(len(axes))))
+        return Dataset(
+            self.store, self.casts, self.left_out, {**self.axes, field: tuple(before[axis] for axis in axes)}
+        )
+
+    def cast(
+        self, field: str, dtype: Any, scale: float = 1.0, offset: float = 0.0, *, divisor: float = 1.0
+    ) -> "Dataset":
+        """Deliver ``field`` as ``value.astype(dtype) / divisor * scale + offset``."""
         self._known(field)
         try:
-            wanted = Cast(np.dtype(dtype), float(scale), float(offset))
+            wanted = Cast(np.dtype(dtype), float(scale), float(offset), float(divisor))
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"cast({field!r}, {dtype!r}, scale={scale!r}, offset={offset!r}): expected a NumPy dtype and two "
@@ -137,7 +162,9 @@ class Dataset:
             ) from None
         if wanted.dtype.kind not in "biufc":
             raise ConfigError(f"cast({field!r}, {dtype!r}): expected a dtype of plain numbers, such as float32")
-        if wanted.dtype.kind not in "fc" and (scale != 1 or offset != 0):
+        if wanted.divisor == 0:
+            raise ConfigError(f"cast({field!r}, …, divisor=0)")
+        if wanted.dtype.kind not in "fc" and wanted.changes_values:
             raise ConfigError(
                 f"cast({field!r}, {wanted.dtype}, scale={scale}, offset={offset}): scaling into whole numbers would "
                 f"round; cast to a float, or scale in a map"
@@ -152,7 +179,7 @@ class Dataset:
 
         It is tried on a row or two now, to learn its output; it then runs in the loader's threads, many rows at a time.
         """
-        return self._with(Mapped(self._delivered, function))
+        return Dataset(Mapped(self._delivered, function), None, self.left_out)
 
     def refresh(self) -> "Dataset":
         """The same files as they are now, with the rows that were added since they were opened."""
@@ -169,11 +196,12 @@ class Dataset:
 
     def _renamed(self, names: Mapping[str, str]) -> "Dataset":
         casts = {new: self.casts[old] for new, old in names.items() if old in self.casts}
-        return self._with(choose_fields(self.store, names), casts)
+        axes = {new: self.axes[old] for new, old in names.items() if old in self.axes}
+        return Dataset(choose_fields(self.store, names), casts, self.left_out, axes)
 
     def _with(self, store: Store, casts: Mapping[str, Cast] | None = None) -> "Dataset":
         """Another dataset made of this one."""
-        return Dataset(store, casts, self.left_out)
+        return Dataset(store, casts, self.left_out, self.axes)
 
     def _fetch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         out = {name: spec.empty(len(rows)) for name, spec in self.fields.items()}
@@ -280,8 +308,9 @@ def from_arrays(**arrays: Any) -> Dataset:
 def concat(datasets: Iterable[Dataset]) -> Dataset:
     """Datasets one after another; their fields must agree."""
     parts = list(datasets)
-    if parts and all((part.casts, part.store.fields) == (parts[0].casts, parts[0].store.fields) for part in parts):
-        return Dataset(Concat([part.store for part in parts]), parts[0].casts)
+    alike = {repr((part.casts, part.axes, dict(part.store.fields))) for part in parts}
+    if len(alike) == 1:
+        return Dataset(Concat([part.store for part in parts]), parts[0].casts, (), parts[0].axes)
     return Dataset(Concat([part.delivered for part in parts]))
 
 
@@ -291,7 +320,7 @@ def join(**parts: Any) -> Dataset:
     Each part is a dataset, a pair of a dataset and the row of it that belongs to each sample, or an array. A part with
     one field gives that field the part's name; one with several, ``part.field``.
     """
-    joined, casts = {}, {}
+    joined, casts, axes = {}, {}, {}
     for label, given in parts.items():
         if isinstance(given, tuple) and len(given) != 2:
             raise ConfigError(f"join: {label}: expected a dataset, (dataset, rows) or an array; got {len(given)} items")
@@ -303,9 +332,10 @@ def join(**parts: Any) -> Dataset:
         chosen = None if rows is None else _join_rows(label, dataset, rows)
         joined[label] = Part(dataset.store, chosen, names)
         casts.update({new: dataset.casts[old] for new, old in names.items() if old in dataset.casts})
+        axes.update({new: dataset.axes[old] for new, old in names.items() if old in dataset.axes})
     if not joined:
         raise ConfigError("nothing to join: expected at least one part, by name")
-    return Dataset(Joined(joined), casts)
+    return Dataset(Joined(joined), casts, (), axes)
 
 
 def _join_rows(label: str, dataset: Dataset, rows: Any) -> np.ndarray:

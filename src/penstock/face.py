@@ -33,6 +33,9 @@ class Face(Protocol):
     def start(self, arrays: Arrays) -> HandOver:
         """Begin to deliver a batch."""
 
+    def permute(self, values: Any, axes: tuple[int, ...]) -> Any:
+        """A view with its axes in another order."""
+
     def rank_and_world(self) -> tuple[int, int]: ...
 
     def finish(self) -> None:
@@ -51,6 +54,9 @@ class NumpyFace:
     def start(self, arrays: Arrays) -> HandOver:
         return lambda: arrays
 
+    def permute(self, values: Any, axes: tuple[int, ...]) -> Any:
+        return values.transpose(axes)
+
     def rank_and_world(self) -> tuple[int, int]:
         return 0, 1
 
@@ -68,6 +74,9 @@ class TorchFace(NumpyFace):
 
     def start(self, arrays: Arrays) -> HandOver:
         return partial(self._tensors, arrays)
+
+    def permute(self, values: Any, axes: tuple[int, ...]) -> Any:
+        return values.permute(axes)
 
     def rank_and_world(self) -> tuple[int, int]:
         from penstock.pytorch import rank_and_world

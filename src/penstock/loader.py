@@ -95,7 +95,7 @@ class Loader:
         self.on_error, self.max_errors = on_error, max_errors
         self._order = _order(ds, shuffle, seed, window)
         self._deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
-        self._columns = _check_columns(ds, columns)
+        self._columns, self._axes = _check_columns(ds, columns), ds.axes
         self._store = self._face.prepare(*_chosen(ds, self._columns))
         limit, note = _limit(memory)
         self.plan: Plan = make_plan(
@@ -183,6 +183,9 @@ class Loader:
 
     def shape(self, values: Mapping[str, Any], rows: np.ndarray) -> Any:
         """A batch as the caller wants it: dict, or tuple in the order of ``columns``."""
+        for name, axes in self._axes.items():
+            if name in values:
+                values = {**values, name: self._face.permute(values[name], (0, *(axis + 1 for axis in axes)))}
         if self._columns is None:
             return dict(values)
         return tuple(self._identify(name, rows) if name in IDENTITY else values[name] for name in self._columns)

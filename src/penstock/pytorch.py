@@ -131,6 +131,8 @@ class DeviceCopies:
         cast = self._casts.get(name)
         if cast is not None:
             tensor = tensor.to(torch_dtype(cast.dtype))
+            if cast.divisor != 1:
+                tensor = tensor.div_(cast.divisor)
             if cast.scale != 1:
                 tensor = tensor.mul_(cast.scale)
             if cast.offset != 0:

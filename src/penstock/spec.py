@@ -67,7 +67,7 @@ class ReadPath:
 
 @dataclass(frozen=True)
 class Cast:
-    """An element-wise conversion declared by the caller: ``value.astype(dtype) * scale + offset``.
+    """An element-wise conversion declared by the caller: ``value.astype(dtype) / divisor * scale + offset``.
 
     Declared, not performed: the loader runs it on the way into the batch, or on the device after the copy.
     """
@@ -75,6 +75,13 @@ class Cast:
     dtype: np.dtype
     scale: float = 1.0
     offset: float = 0.0
+    divisor: float = 1.0
+    """Dividing rounds otherwise than multiplying by the inverse."""
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether it does more than change the dtype."""
+        return (self.scale, self.offset, self.divisor) != (1, 0, 1)
 
 
 def row_bytes(fields: Fields) -> int:

@@ -647,3 +647,51 @@ def test_braces_that_belong_to_the_name(tmp_path):
     assert len(ps.open(tmp_path / "{a}.npy")) == 2
     with pytest.raises(Missing, match=r"no such file"):
         ps.open(tmp_path / "{b}.npy")
+
+
+def test_axes_in_another_order(tmp_path):
+    values = np.arange(2 * 3 * 4 * 5, dtype=np.int16).reshape(2, 3, 4, 5)
+    np.save(tmp_path / "a.npy", values)
+    ds = ps.open(tmp_path / "a.npy").permute("data", 2, 0, 1)
+    expected = values.transpose(0, 3, 1, 2)
+    assert ds.fields["data"].shape == (5, 3, 4)
+    assert np.array_equal(ds[[1, 0]]["data"], expected[[1, 0]])
+    assert np.array_equal(ds.permute("data", 1, 2, 0)[:]["data"], values), "back again"
+    made = [
+        ds.cast("data", "float32", scale=2),
+        ds.rename(x="data").rename(data="x").cast("data", "float32", scale=2),
+        ps.join(data=ds.cast("data", "float32", scale=2)),
+        ps.concat([ds, ds]).select([2, 1]).cast("data", "float32", scale=2),
+        ds.map(lambda batch: {"data": batch["data"].astype(np.float32) * 2}),
+    ]
+    for each in made:
+        for output in ("numpy", "torch"):
+            with ps.Loader(each, batch_size=2, memory="64MiB", output=output) as loader:
+                (batch,) = loader
+            assert np.array_equal(np.asarray(batch["data"]), 2 * expected)
+        assert np.array_equal(each[:]["data"], 2 * expected)
+    assert ds.fingerprint != ps.open(tmp_path / "a.npy").fingerprint
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (0, 1, 1), (1, 2, 3), ()])
+def test_axes_that_are_not_there(tmp_path, axes):
+    np.save(tmp_path / "a.npy", np.zeros((2, 3, 4, 5)))
+    with pytest.raises(ConfigError, match="expected each of the 3 axes"):
+        ps.open(tmp_path / "a.npy").permute("data", *axes)
+
+
+def test_select_within_comes_before_permute(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((2, 3, 4, 5)))
+    with pytest.raises(ConfigError, match="select first, then permute"):
+        ps.open(tmp_path / "a.npy").permute("data", 2, 0, 1).select_within("data", 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_dividing_is_not_multiplying_by_the_inverse(tmp_path, dtype):
+    values = np.arange(256, dtype=np.uint8).reshape(1, 256)
+    np.save(tmp_path / "a.npy", values)
+    got = ps.open(tmp_path / "a.npy").cast("data", dtype, divisor=255)[:]["data"]
+    exact = np.float64 if dtype == "float64" else np.float32
+    assert np.array_equal(got, (values.astype(exact) / exact(255)).astype(dtype))
+    with pytest.raises(ConfigError, match="divisor=0"):
+        ps.open(tmp_path / "a.npy").cast("data", dtype, divisor=0)

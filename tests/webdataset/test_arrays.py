@@ -72,6 +72,13 @@ def test_a_shape_is_believed_only_as_far_as_there_are_bytes():
         decode_npy(data)
 
 
+@pytest.mark.parametrize("header", [b"{'descr': '<i8', 'shape': (", b"\0" * 30, b"(" * 3000, b"__import__('os')"])
+def test_npy_headers_that_are_none(header):
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
+    with pytest.raises(DecodeFailed, match=r"npy of [\d,]+ bytes: \S"):
+        decode_npy(data)
+
+
 @pytest.mark.parametrize("left", [0, 3, 8, 20, 100, -1])
 def test_cut_npy(left):
     with pytest.raises(DecodeFailed, match=r"npy of \d+ bytes: \S"):

@@ -99,6 +99,10 @@ sys.modules["torch"] = None
 import penstock.webdataset as wds
 dataset = wds.WebDataset(sys.argv[1]).shuffle(3).decode("rgb8").to_tuple("cls", "txt").batched(2).with_epoch(4)
 print([batch[0].tolist() for batch in dataset])
+try:
+    wds.imagehandler("torch")(".ppm", b"P6\\n1 1\\n255\\nabc")
+except ValueError as error:
+    assert "penstock[torch]" in str(error)
 """
     ran = subprocess.run(
         [sys.executable, "-c", program, numbered([5])], capture_output=True, text=True, check=True, timeout=60

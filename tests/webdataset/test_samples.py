@@ -1,7 +1,10 @@
 """Members grouped into samples, compared with the package whose convention it is."""
 
+import http.server
 import io
 import sys
+import threading
+import urllib.request
 
 import pytest
 from hypothesis import example, given, settings
@@ -110,6 +113,28 @@ def test_file_objects_and_standard_input(write_tar, monkeypatch):
         list(dataset)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert [sample["__key__"] for sample in wds.WebDataset("-")] == wanted
+
+
+def test_an_http_answer_without_ranges(write_tar):
+    path = write_tar("x.tgz", MEMBERS, "w:gz")
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            with open(path, "rb") as stream:
+                self.wfile.write(stream.read())
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        asked = threading.Thread(target=server.handle_request)
+        asked.start()
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/x.tgz", timeout=10) as answer:
+            found = list(wds.WebDataset(answer))
+        asked.join()
+    assert [sample["__key__"] for sample in found] == [sample["__key__"] for sample in wds.WebDataset(path)]
 
 
 def test_files_named_by_url(write_tar):

@@ -275,6 +275,13 @@ def test_then():
     assert list(pipeline(range(9)).then(every, 3, begin=1)) == [1, 4, 7]
 
 
+def test_fields_may_have_any_name():
+    names = {"run": 1, "samples": 2, "function": 3, "verb": 4, "f": 5}
+    renamed = pipeline([names]).rename(**{name: name for name in names}).map_dict(**dict.fromkeys(names, str))
+    assert list(renamed) == [{name: str(value) for name, value in names.items()}]
+    assert next(iter(wds.DataPipeline(lambda: [dict(names)], wds.map_dict(run=float))))["run"] == 1.0
+
+
 def test_what_is_no_function():
     with pytest.raises(ConfigError, match="'x' is not a function"):
         list(pipeline(samples()).map_dict(cls="x"))

@@ -29,6 +29,7 @@ from penstock.webdataset.handlers import (
     warn_and_continue,
     warn_and_stop,
 )
+from penstock.webdataset.mindeye import get_dataloaders
 from penstock.webdataset.mix import FluidWrapper, RandomMix, RoundRobin, WebLoader
 from penstock.webdataset.names import expand_urls
 from penstock.webdataset.pipeline import DataPipeline
@@ -76,6 +77,7 @@ __all__ = [
     "detshuffle",
     "expand_urls",
     "extract_keys",
+    "get_dataloaders",
     "gzfilter",
     "handle_extension",
     "ignore_and_continue",

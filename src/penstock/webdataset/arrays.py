@@ -46,7 +46,9 @@ def _npy_header(stream: io.BytesIO, length: int) -> tuple[tuple[int, ...], bool,
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise DecodeFailed(f"npy of {length:,} bytes: version {version} of the format is not known")
         return read(stream)
-    except (ValueError, EOFError, SyntaxError, TypeError, KeyError, struct.error, UnicodeError) as error:
+    except PenstockError:
+        raise
+    except Exception as error:  # a header is parsed as Python's literals, and fails in as many ways
         raise DecodeFailed(f"npy of {length:,} bytes: {_first_line(error)}") from error
 
 

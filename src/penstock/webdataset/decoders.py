@@ -7,7 +7,6 @@ Nothing is unpickled: fields that only pickle could read are refused, unless a f
 """
 
 import json
-import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -169,18 +168,24 @@ class Decoder:
         return decoded
 
     def _checked(self, name: str, value: Any, sample: Sample) -> Any:
-        where = f"{sample.get('__url__', 'sample')}: {sample.get('__key__', '?')!r}, field {name!r}"
         if not isinstance(value, bytes):
             raise SchemaMismatch(
-                f"{where}: decode expects bytes, and it is {type(value).__name__}; decode once, or with partial=True"
+                f"{_where(sample, name)}: decode expects bytes, and it is {type(value).__name__}; decode once, or with "
+                f"partial=True"
             )
         try:
             return self.decode_field(name, value)
         except PenstockError as error:
-            raise type(error)(f"{where}: {error}") from error
+            raise type(error)(f"{_where(sample, name)}: {error}") from error
         except Exception as error:
-            words = re.sub(r"\s+", " ", str(error)) or "no reason given"
-            raise DecodeFailed(f"{where} ({len(value):,} bytes): {type(error).__name__}: {words}") from error
+            words = " ".join(str(error).split()) or "no reason given"
+            raise DecodeFailed(
+                f"{_where(sample, name)} ({len(value):,} bytes): {type(error).__name__}: {words}"
+            ) from error
+
+
+def _where(sample: Sample, name: str) -> str:
+    return f"{sample.get('__url__', 'sample')}: {sample.get('__key__', '?')!r}, field {name!r}"
 
 
 def _field_decoder(given: Given, max_pixels: int) -> FieldDecoder:

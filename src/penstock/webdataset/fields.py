@@ -29,6 +29,7 @@ def first_of(sample: Sample, names: str | Sequence[str], required: bool = True) 
 def rename_fields(
     samples: Iterator[Sample],
     run: Run,
+    /,
     handler: Handler = reraise_exception,
     keep: bool = True,
     **names: str | Sequence[str],
@@ -49,6 +50,7 @@ def rename_fields(
 def rename_matching(
     samples: Iterator[Sample],
     run: Run,
+    /,
     *pairs: tuple[str, str],
     keep_unselected: bool = False,
     must_match: bool = True,
@@ -81,6 +83,7 @@ def rename_matching(
 def pick_matching(
     samples: Iterator[Sample],
     run: Run,
+    /,
     *patterns: str | Sequence[str],
     duplicate_is_error: bool = True,
     ignore_missing: bool = False,
@@ -104,6 +107,7 @@ def pick_matching(
 def fields_to_tuple(
     samples: Iterator[Sample],
     run: Run,
+    /,
     *fields: str | Sequence[str],
     handler: Handler = reraise_exception,
     missing_is_error: bool = True,
@@ -126,7 +130,7 @@ def fields_to_tuple(
 
 
 def fields_to_dict(
-    samples: Iterator[Any], run: Run, *names: str, handler: Handler = reraise_exception
+    samples: Iterator[Any], run: Run, /, *names: str, handler: Handler = reraise_exception
 ) -> Iterator[Sample]:
     """``"image", "label"``: the elements of tuples under these names, or of dicts these fields alone."""
     for sample in samples:

@@ -22,11 +22,11 @@ class Fluent:
         """Another pipeline with these stages after the present ones."""
         raise NotImplementedError
 
-    def _then(self, verb: Verb, *args: Any, **options: Any) -> Self:
+    def _then(self, verb: Verb, /, *args: Any, **options: Any) -> Self:
         composed: Self = self.compose(Stage(verb, *args, **options))
         return composed
 
-    def then(self, function: Verb, *args: Any, **options: Any) -> Self:
+    def then(self, function: Verb, /, *args: Any, **options: Any) -> Self:
         """Pass the samples through a function of your own, from an iterator to an iterator."""
         return self._then(apply_function, function, *args, **options)
 

@@ -56,8 +56,10 @@ class PictureDecoder:
             return pictures.decode_with_pillow(data, form.channels, self.max_pixels)
         pixels = pictures.decode(data, form.channels, self.max_pixels)
         if form.holder == "torch":
-            from penstock.pytorch import tensor
-
+            try:
+                from penstock.pytorch import tensor
+            except ImportError:
+                raise ConfigError(f'decode({self.mode!r}) gives tensors: pip install "penstock[torch]"') from None
             channels_first = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
             return tensor(_floats(channels_first) if form.floats else np.ascontiguousarray(channels_first))
         return _floats(pixels) if form.floats else pixels

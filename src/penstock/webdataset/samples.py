@@ -134,20 +134,16 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 def _add(sample: Sample, field: str, member: Member, reading: Reading, run: Run) -> bool:
     """Read a field into its sample; False if the sample is to be left out."""
-    where = f"{sample['__url__']}: sample {sample['__key__']!r}"
-    if field in sample:
-        fields = ", ".join(each for each in sample if not each.startswith("__"))
-        problem: Exception = RepeatedField(
-            f"{where} has the field {field!r} twice (member {member.name!r} at byte {member.offset:,}; "
-            f"fields so far: {fields})"
-        )
-        keep = True  # with the first of the two, as programs expect
-    else:
-        try:
-            sample[field] = member.read(reading.max_member_bytes)
-            return True
-        except LimitExceeded as error:
-            problem, keep = error, False
-    if not run.excuse(reading.handler, problem):
-        raise _Stop
-    return keep
+    try:
+        if field in sample:
+            fields = ", ".join(each for each in sample if not each.startswith("__"))
+            raise RepeatedField(
+                f"{sample['__url__']}: sample {sample['__key__']!r} has the field {field!r} twice (member "
+                f"{member.name!r} at byte {member.offset:,}; fields so far: {fields})"
+            )
+        sample[field] = member.read(reading.max_member_bytes)
+        return True
+    except (RepeatedField, LimitExceeded) as error:
+        if not run.excuse(reading.handler, error):
+            raise _Stop from None
+        return isinstance(error, RepeatedField)  # with the first of the two, as programs expect

@@ -16,7 +16,7 @@ Verb = Callable[..., Iterator[Any]]
 class Stage:
     """One such function, with its arguments."""
 
-    def __init__(self, function: Verb, *args: Any, **options: Any) -> None:
+    def __init__(self, function: Verb, /, *args: Any, **options: Any) -> None:
         self.function, self.args, self.options = function, args, options
 
     def start(self, samples: Iterable[Any], run: Run) -> Iterator[Any]:
@@ -49,10 +49,10 @@ class Curried:
         update_wrapper(self, function)
         self.function = function
 
-    def __call__(self, *args: Any, **options: Any) -> Stage:
+    def __call__(self, /, *args: Any, **options: Any) -> Stage:
         return Stage(self.function, *args, **options)
 
 
-def apply_function(samples: Iterator[Any], run: Run, function: Verb, *args: Any, **options: Any) -> Iterator[Any]:
+def apply_function(samples: Iterator[Any], run: Run, function: Verb, /, *args: Any, **options: Any) -> Iterator[Any]:
     """The caller's own function, which knows nothing of passes."""
     return function(samples, *args, **options)

@@ -18,7 +18,7 @@ from penstock.webdataset.samples import Sample
 
 
 def map_samples(
-    samples: Iterator[Any], run: Run, f: Callable[[Any], Any], handler: Handler = reraise_exception
+    samples: Iterator[Any], run: Run, /, f: Callable[[Any], Any], handler: Handler = reraise_exception
 ) -> Iterator[Any]:
     """``f`` of each sample, without those of which it is None; dicts keep their key."""
     for sample in samples:
@@ -38,6 +38,7 @@ def map_samples(
 def map_fields(
     samples: Iterator[Sample],
     run: Run,
+    /,
     handler: Handler = reraise_exception,
     **functions: Callable[[Any], Any],
 ) -> Iterator[Sample]:
@@ -57,6 +58,7 @@ def map_fields(
 def map_places(
     samples: Iterator[Sequence[Any]],
     run: Run,
+    /,
     *functions: Callable[[Any], Any] | None,
     handler: Handler = reraise_exception,
 ) -> Iterator[tuple[Any, ...]]:
@@ -83,12 +85,12 @@ def _check_functions(verb: str, functions: Iterable[Any]) -> None:
             raise ConfigError(f"{verb}: {function!r} is not a function")
 
 
-def select_samples(samples: Iterator[Any], run: Run, predicate: Callable[[Any], bool]) -> Iterator[Any]:
+def select_samples(samples: Iterator[Any], run: Run, /, predicate: Callable[[Any], bool]) -> Iterator[Any]:
     """Those of which it is true."""
     return (sample for sample in samples if predicate(sample))
 
 
-def draw_samples(samples: Iterator[Any], run: Run, p: float = 0.5) -> Iterator[Any]:
+def draw_samples(samples: Iterator[Any], run: Run, /, p: float = 0.5) -> Iterator[Any]:
     """Each with probability ``p``."""
     if not 0 <= p <= 1:
         raise ConfigError(f"rsample({p}): expected a probability, from 0 to 1")
@@ -96,12 +98,12 @@ def draw_samples(samples: Iterator[Any], run: Run, p: float = 0.5) -> Iterator[A
     return (sample for sample in samples if rng.random() < p)
 
 
-def slice_samples(samples: Iterator[Any], run: Run, *bounds: int | None) -> Iterator[Any]:
+def slice_samples(samples: Iterator[Any], run: Run, /, *bounds: int | None) -> Iterator[Any]:
     """``slice(stop)``, ``slice(start, stop, step)``."""
     return islice(samples, *bounds)
 
 
-def log_samples(samples: Iterator[Any], run: Run, logfile: str | os.PathLike[str] | None = None) -> Iterator[Any]:
+def log_samples(samples: Iterator[Any], run: Run, /, logfile: str | os.PathLike[str] | None = None) -> Iterator[Any]:
     """Number, worker, rank and key of each, one to a line, at the end of a file; several processes may share it."""
     if not logfile:
         yield from samples
@@ -117,6 +119,7 @@ def log_samples(samples: Iterator[Any], run: Run, logfile: str | os.PathLike[str
 def shuffle_samples(
     samples: Iterator[Any],
     run: Run,
+    /,
     bufsize: int = 1000,
     initial: int = 100,
     rng: Random | None = None,
@@ -154,6 +157,7 @@ def _drawn(held: list[Any], rng: Random) -> Any:
 def batch_samples(
     samples: Iterator[Any],
     run: Run,
+    /,
     batchsize: int = 20,
     collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
     partial: bool = True,
@@ -167,7 +171,7 @@ def batch_samples(
         yield batch if collation_fn is None else collation_fn(batch)
 
 
-def unbatch_samples(samples: Iterator[Any], run: Run) -> Iterator[Any]:
+def unbatch_samples(samples: Iterator[Any], run: Run, /) -> Iterator[Any]:
     """Batches of columns -> their rows."""
     for batch in samples:
         if isinstance(batch, dict):
@@ -181,7 +185,7 @@ def unbatch_samples(samples: Iterator[Any], run: Run) -> Iterator[Any]:
             raise MissingField(f"unbatched: a batch is a dict, a tuple or a list, not {type(batch).__name__}")
 
 
-def unlist_samples(samples: Iterator[list[Any]], run: Run) -> Iterator[Any]:
+def unlist_samples(samples: Iterator[list[Any]], run: Run, /) -> Iterator[Any]:
     """Lists of samples -> samples."""
     for batch in samples:
         if not isinstance(batch, list):
