@@ -91,17 +91,14 @@ class SampleTable:
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
     """Key and field of a member, or None if it belongs to no sample.
 
-    Where the file's own name begins with a dot, ``a/.x`` is field ``x`` of ``a/``, unless that folder has a dot or none
-    is given. This is not sensible, but it is what WebDataset does.
+    Hidden files are left out, also in folders, where WebDataset takes ``a/._x.jpg`` for a field of a sample ``a/``.
     """
     base = name.rfind(b"/") + 1
     dot = name.find(b".", base)
     if dot < 0 or (name.startswith(b"__") and _is_meta(name.split(b"/", 1)[0])):
         return None
     if dot == base:
-        folder = name[name.rfind(b"/", 0, max(0, base - 1)) + 1 : base]
-        if not folder or b"." in folder:
-            return None
+        return None
     return name[:dot], name[dot + 1 :]
 
 
@@ -173,12 +170,9 @@ class _Grouping:
 
     def _torn(self, keys: Texts, again: int) -> NoReturn:
         key, first = keys[again], keys.find(keys[again])
-        hint = ""
-        if key.endswith("/"):
-            hint = " Names that begin with a dot, like the ._ files of macOS, count as fields of their folder"
         raise Corrupt(
             f"{self.path}: key {key!r} is not contiguous: sample {first:,} has it, and sample {again:,} again, with "
-            f"others in between. Sort the files by name before writing the archive.{hint}"
+            f"others in between. Sort the files by name before writing the archive"
         )
 
     def _check_size(self, samples: int, members: int) -> None:

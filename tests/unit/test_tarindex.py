@@ -406,10 +406,10 @@ def mutant(whole, chance):
         ("./.hidden", None),
         ("..", None),
         ("a.b/.x", None),
-        ("a/.x", ("a/", "x")),
-        ("a//.x", ("a//", "x")),
-        ("/.x", ("/", "x")),
-        ("a.b/c/.x", ("a.b/c/", "x")),
+        ("a/.x", None),
+        ("a//.x", None),
+        ("/.x", None),
+        ("a.b/c/.x", None),
         ("__meta__", None),
         ("__a.b__", None),
         ("__meta__/a.json", None),
@@ -463,8 +463,11 @@ def test_a_field_twice(tmp_path):
 def test_a_key_again_later(tmp_path):
     with pytest.raises(Corrupt, match="key 'a' is not contiguous: sample 0 has it, and sample 2 again"):
         grouped(tmp_path, ["a.jpg", "b.jpg", "a.cls", "b.cls"])
-    with pytest.raises(Corrupt, match=r"key 'd/' is not contiguous.*macOS"):
-        grouped(tmp_path, ["d/._0.jpg", "d/0.jpg", "d/._1.jpg", "d/1.jpg"])
+
+
+def test_hidden_files_belong_to_no_sample(tmp_path):
+    table = grouped(tmp_path, ["d/._0.jpg", "d/0.jpg", "d/._1.jpg", "d/1.jpg"])
+    assert (list(table.keys), table.passed_over) == (["d/0", "d/1"], 2)
 
 
 def test_names_that_make_a_field_each_are_refused(tmp_path, monkeypatch):
@@ -491,6 +494,7 @@ likely = st.builds(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_samples_are_those_that_webdataset_finds(tmp_path, names, in_order):
     iterators = webdataset()
+    names = [name for name in names if not name.rpartition("/")[2].startswith(".")]  # hidden ones we leave out
     path = written(tmp_path, archive(sorted(set(names)) if in_order else names, "gnu"))
     with open(path, "rb") as stream:
         try:
