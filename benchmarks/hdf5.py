@@ -33,6 +33,7 @@ LAYOUTS = {
     "bitshuffle-lz4": {"chunks": (1, *data.VOLUME), **hdf5plugin.Bitshuffle()},
 }
 MEMORY = "1GiB"
+EPOCHS = {"guessed": 2, "eights": 2, "contiguous": 12, "blosc-lz4": 8, "bitshuffle-lz4": 8}
 BATCH = 8
 
 VOXELS = (83, 104, 81)
@@ -104,7 +105,7 @@ def h5py_random(path: str, rows: int, dtype: str | None = None, masked: bool = F
 
 
 def bare(path: str, layout: str) -> Iterator[int]:
-    """Two threads, each with memory it uses again; nothing is handed over."""
+    """Two threads, each with a batch of memory that it uses again and again; nothing is handed over."""
     with h5py.File(path) as file:
         betas = file["betas"].id
         count = len(file["betas"])
@@ -114,7 +115,7 @@ def bare(path: str, layout: str) -> Iterator[int]:
         else:
             infos = [betas.get_chunk_info(number) for number in range(count)]
             places = [(info.byte_offset, info.size) for info in infos]
-    order = np.random.default_rng(0).permutation(count)
+    order = np.tile(np.random.default_rng(0).permutation(count), 12 if layout == "contiguous" else 4)
     work = _bare_contiguous if layout == "contiguous" else _bare_gzip
     threads = [threading.Thread(target=work, args=(path, [places[row] for row in order[half::2]])) for half in range(2)]
     yield 0  # time counts from here
@@ -122,7 +123,7 @@ def bare(path: str, layout: str) -> Iterator[int]:
         thread.start()
     for thread in threads:
         thread.join()
-    yield count
+    yield len(order)
 
 
 def _bare_gzip(path: str, places: list[tuple[int, int]]) -> None:
@@ -130,9 +131,10 @@ def _bare_gzip(path: str, places: list[tuple[int, int]]) -> None:
 
     size = int(np.prod(data.VOLUME)) * 2
     stored, inflated = np.zeros(2 * size, np.uint8), np.zeros(size, np.uint8)
-    words = np.zeros(size // 2, np.uint16)
+    slots = np.zeros((BATCH, size // 2), np.uint16)
     descriptor = os.open(path, os.O_RDONLY)
-    for offset, length in places:
+    for number, (offset, length) in enumerate(places):
+        words = slots[number % BATCH]
         os.preadv(descriptor, [stored[:length].data], offset)
         imagecodecs.deflate_decode(stored[:length], out=inflated)
         low, high = inflated.reshape(2, -1)
@@ -144,24 +146,25 @@ def _bare_gzip(path: str, places: list[tuple[int, int]]) -> None:
 
 def _bare_contiguous(path: str, places: list[tuple[int, int]]) -> None:
     size = int(np.prod(data.VOLUME))
-    stored, ready = np.zeros(size, np.int16), np.zeros(size, np.float32)
+    stored, slots = np.zeros(size, np.int16), np.zeros((BATCH, size), np.float32)
     descriptor = os.open(path, os.O_RDONLY)
-    for offset, _ in places:
+    for number, (offset, _) in enumerate(places):
         os.preadv(descriptor, [stored.view(np.uint8).data], offset)
-        np.copyto(ready, stored)
+        np.copyto(slots[number % BATCH], stored)
     os.close(descriptor)
 
 
 def contestants(folder: Path, layout: str, h5py_rows: int) -> list[Contestant]:
     path = {"path": str(folder / f"{layout}.h5")}
     dtype = {"dtype": "float32"} if layout == "contiguous" else {}
-    single = layout in ("zstd", "blosc-lz4", "lzf", "bitshuffle-lz4", "gzip")
-    found = [Contestant(f"penstock, {MEMORY}", f"{__name__}:penstock", {**path, **dtype}, whole=True)]
-    if single:
-        found.append(Contestant("penstock, 1 thread", f"{__name__}:penstock", {**path, "threads": 1}, whole=True))
-    found.append(
-        Contestant("h5py ds[i], 1 thread", f"{__name__}:h5py_random", {**path, **dtype, "rows": h5py_rows}, whole=True)
-    )
+    in_windows = layout in ("guessed", "eights")  # much is read before the first batch: time counts from the start
+    epochs = {"epochs": EPOCHS.get(layout, 4)}
+    ours = {**path, **dtype, **epochs}
+    found = [Contestant(f"penstock, {MEMORY}", f"{__name__}:penstock", ours, whole=in_windows)]
+    if not in_windows and layout != "contiguous":
+        found.append(Contestant("penstock, 1 thread", f"{__name__}:penstock", {**ours, "threads": 1}))
+    theirs = {**path, **dtype, "rows": h5py_rows}
+    found.append(Contestant("h5py ds[i], 1 thread", f"{__name__}:h5py_random", theirs, whole=in_windows))
     if layout in ("gzip", "contiguous"):
         found.append(Contestant("bare, 2 threads", f"{__name__}:bare", {**path, "layout": layout}))
     return found

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock import tally
-from penstock.coalesce import spans
+from penstock.coalesce import consecutive, spans
 from penstock.codecs import (
     BLOCK_ELEMENTS,
     Decoder,
@@ -268,12 +268,18 @@ class LargeChunks(_Blocks):
         self, handle: Handle, block: int, mine: range, inner: np.ndarray, at: np.ndarray, target: np.ndarray
     ) -> None:
         array, cast = self.array, self.cast
+        order = np.argsort(inner, kind="stable")
+        inner, at = inner[order], at[order]
+        all_once = len(inner) == array.rows_per_chunk and inner[0] == 0 and consecutive(inner)
         with borrow(array.chunk_bytes) as scratch:
             chunk = self._by_rows(scratch)[0]
             for number in mine:
                 piece = self.pieces[number]
                 assert isinstance(piece, BoxPiece)
                 self.decoding.read(handle, block, piece.number, scratch.view(array.stored), None)
+                if self.piece_bytes < SCATTER_BELOW_BYTES and all_once:
+                    _scatter(chunk, (slice(None), *piece.of), target, (at, *piece.to), cast)
+                    continue
                 if self.piece_bytes < SCATTER_BELOW_BYTES:
                     for begin in range(0, len(at), array.rows_per_chunk):  # more only where rows repeat
                         some = slice(begin, begin + array.rows_per_chunk)

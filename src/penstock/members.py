@@ -4,6 +4,7 @@ What the first sample holds is what all must hold: another dtype, shape or size 
 """
 
 import io
+import re
 import struct
 import tokenize
 from dataclasses import dataclass
@@ -20,13 +21,27 @@ from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.picture_headers import read_header
 from penstock.spec import Cast, FieldSpec
-from penstock.within import Within
+from penstock.within import Box, Within
 
 NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 """Extensions of members that hold a whole number as text."""
 
 # A number as text has no more digits than this.
 NUMBER_BYTES = 64
+
+# An npy header is 128 bytes as a rule; what does not begin with one in so many is none.
+HEAD_BYTES = 1024
+
+# Measured: what decoders allocate a pixel besides the picture itself. Those that write into the batch take none.
+PIXEL_BYTES = 24
+
+_BAD_HEADER = (
+    ValueError, TypeError, KeyError, SyntaxError, EOFError, MemoryError, RecursionError, struct.error,
+    tokenize.TokenError,
+)  # fmt: skip
+"""What numpy and Python's parser raise for a header that is none."""
+
+_WHOLE_NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 
 _UINT8, _INT64 = np.dtype(np.uint8), np.dtype(np.int64)
 
@@ -51,8 +66,11 @@ class Npy:
             version = np.lib.format.read_magic(stream)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, fortran, dtype = read(stream)
-        except (ValueError, TypeError, KeyError, SyntaxError, EOFError, struct.error, tokenize.TokenError) as error:
-            raise DecodeFailed(f"not a whole npy header ({str(error).splitlines()[0]})") from error
+        except _BAD_HEADER as error:
+            words = (str(error) or type(error).__name__).splitlines()[0]
+            raise DecodeFailed(f"not a whole npy header ({words:.200})") from error
+        if any(isinstance(size, bool) or size < 0 for size in shape):
+            raise Corrupt(f"npy of shape {shape}")
         if dtype.hasobject:
             raise Unsafe("npy of Python objects, which only unpickling could read; save numbers instead")
         if fortran and len(shape) > 1:
@@ -72,17 +90,25 @@ class Npy:
         with borrow(len(self.head)) as head:
             if length >= len(self.head):
                 handle.read_into(offset, head)
-            if length != len(self.head) + self.bytes or head.tobytes() != self.head:
-                raise SchemaMismatch(f"{self._found(handle, offset, length)}, but the first sample's is {self}")
-            handle.read_into(offset + len(self.head), goal)
+            begin = len(self.head)
+            if length != begin + self.bytes or head.tobytes() != self.head:
+                begin = self._other_head(handle, offset, length)
+            handle.read_into(offset + begin, goal)
 
-    def _found(self, handle: Handle, offset: int, length: int) -> str:
-        head = np.empty(min(length, 1024), np.uint8)
+    def _other_head(self, handle: Handle, offset: int, length: int) -> int:
+        """The same array may stand behind a header of another version or padding; anything else is an error."""
+        head = np.empty(min(length, HEAD_BYTES), np.uint8)
         handle.read_into(offset, head)
         other = Npy.of(head.tobytes())
-        if len(other.head) + other.bytes != length:
-            raise Corrupt(f"{other}, which is {len(other.head) + other.bytes:,} bytes, in a member of {length:,}")
-        return f"is {other}"
+        other.check(length)
+        if (other.dtype, other.shape) != (self.dtype, self.shape):
+            raise SchemaMismatch(f"is {other}, but the first sample's is {self}")
+        return len(other.head)
+
+    def check(self, length: int) -> None:
+        """Refuse a member that is not as long as its header says."""
+        if len(self.head) + self.bytes != length:
+            raise Corrupt(f"{self}, which is {len(self.head) + self.bytes:,} bytes, in a member of {length:,}")
 
     def __str__(self) -> str:
         return f"{self.dtype} of shape {self.shape}"
@@ -98,14 +124,17 @@ class Picture:
     @classmethod
     def of(cls, data: bytes) -> "Picture":
         """From a whole member."""
-        header = read_header(data)
+        header = pictures.checked_header(data)
         if header is not None:
             return cls((header.height, header.width, 3))
         return cls(pictures.decode(data).shape)
 
+    @property
+    def pixels(self) -> int:
+        return self.shape[0] * self.shape[1]
+
     def scratch_bytes(self, longest: int) -> int:
-        # Decoders that cannot write into the batch allocate the pixels, and once more to convert them.
-        return 2 * aligned(longest) + 2 * aligned(4 * self.shape[0] * self.shape[1])
+        return 2 * aligned(longest) + aligned(PIXEL_BYTES * self.pixels)
 
     def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
         with borrow(length) as scratch:
@@ -117,7 +146,7 @@ class Picture:
                 f"is {header.height} x {header.width}, but the first sample's is {self.shape[0]} x {self.shape[1]}: "
                 f"pictures that are read into batches must have one size"
             )
-        pictures.decode(data, out=goal)
+        pictures.decode(data, max_pixels=self.pixels, out=goal)
 
 
 @dataclass(frozen=True)
@@ -136,23 +165,25 @@ class Number:
         with borrow(length) as scratch:
             handle.read_into(offset, scratch)
             text = scratch.tobytes()
+        if not _WHOLE_NUMBER.fullmatch(text):
+            raise DecodeFailed(f"{text[:40]!r} is not a whole number")
         try:
             goal[...] = int(text)
-        except (ValueError, OverflowError) as error:
-            raise DecodeFailed(f"{text[:40]!r} is not a whole number of 64 bits ({error})") from None
+        except OverflowError:
+            raise DecodeFailed(f"{text[:40]!r} does not fit 64 bits") from None
 
 
 Kind = Npy | Picture | Number
 
 
-def kind_of(field: str, first: bytes) -> Kind | None:
-    """How members of a field are read, from its name and the first sample's bytes; None for text and the like."""
+def kind_of(field: str, first: bytes) -> Kind:
+    """How members of a field that ``is_known`` are read, from its name and the first sample's bytes."""
     extension = field.rsplit(".", 1)[-1]
     if extension == "npy":
-        return Npy.of(first)
-    if extension in pictures.EXTENSIONS:
-        return Picture.of(first)
-    return Number() if extension in NUMBERS else None
+        array = Npy.of(first[:HEAD_BYTES])
+        array.check(len(first))
+        return array
+    return Picture.of(first) if extension in pictures.EXTENSIONS else Number()
 
 
 def is_known(field: str) -> bool:
@@ -212,8 +243,10 @@ class MemberReader:
             assert self.cast is not None
             convert(whole, goal, self.cast)
             return
-        flat = self.part.tables.get("flat", lambda: (self.part.flat, self.part.flat.nbytes))  # type: ignore[union-attr]
         with borrow(len(goal) * whole.itemsize) as scratch:
             chosen = scratch.view(whole.dtype)
-            np.take(whole, flat, out=chosen, mode="clip")
+            if isinstance(self.part, Box):
+                np.copyto(chosen.reshape(self.part.full_shape), whole.reshape(self.array.shape)[self.part.index])
+            else:
+                np.take(whole, self.part.flat, out=chosen, mode="clip")
             convert_piece(chosen, goal, self.cast or Cast(goal.dtype))

@@ -42,7 +42,7 @@ _PILLOW_FORMATS = (
 
 def decode(data: bytes, mode: Mode = "RGB", max_pixels: int = MAX_PIXELS, out: np.ndarray | None = None) -> np.ndarray:
     """A picture as ``(height, width)`` for "L", else ``(height, width, channels)``; into ``out`` if that is given."""
-    header = _checked_header(data, max_pixels)
+    header = checked_header(data, max_pixels)
     library = _imagecodecs() if header is not None and header.plain else None
     if header is None or library is None or header.kind not in _BY_IMAGECODECS:
         pixels = np.asarray(decode_with_pillow(data, mode, max_pixels))
@@ -60,7 +60,7 @@ def decode(data: bytes, mode: Mode = "RGB", max_pixels: int = MAX_PIXELS, out: n
 
 def decode_with_pillow(data: bytes, mode: Mode, max_pixels: int = MAX_PIXELS) -> Any:
     """A picture as Pillow's own ``Image``, loaded and converted."""
-    _checked_header(data, max_pixels)
+    checked_header(data, max_pixels)
     images = _pillow()
     if images is None:
         raise ConfigError(
@@ -87,7 +87,8 @@ def convert(pixels: np.ndarray, mode: Mode) -> np.ndarray:
         pixels = pixels[..., 0]
     if pixels.dtype == np.uint16:
         # Pillow keeps 16 bits of grey, and clips them when it converts; of anything else it reads the upper 8.
-        pixels = (np.minimum(pixels, 255) if pixels.ndim == 2 else pixels >> 8).astype(np.uint8)
+        high = np.right_shift(pixels, 8, out=pixels) if pixels.ndim == 3 else np.minimum(pixels, 255, out=pixels)
+        pixels = high.astype(np.uint8)
     if pixels.dtype != np.uint8:
         raise DecodeFailed(f"a picture of {pixels.dtype} values; expected 8 or 16 bits")
     alpha = pixels[..., -1] if pixels.ndim == 3 and pixels.shape[2] in (2, 4) else None
@@ -125,7 +126,7 @@ def _takes(out: np.ndarray, header: PictureHeader) -> bool:
     return header.channels == 3 and out.dtype == np.uint8 and out.flags.c_contiguous and out.shape == shape
 
 
-def _checked_header(data: bytes, max_pixels: int) -> PictureHeader | None:
+def checked_header(data: bytes, max_pixels: int = MAX_PIXELS) -> PictureHeader | None:
     """The header, if its kind is known: within the limit, and with an end."""
     if not data:
         raise DecodeFailed("a picture of 0 bytes")

@@ -18,6 +18,9 @@ from penstock.tarindex import NOT_THERE, SampleTable
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
 
+# With on_error="skip", so many samples are tried until one tells what a field holds.
+MOST_TRIED = 100
+
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The samples of one archive."""
@@ -51,29 +54,32 @@ def _members(file: FileId, table: SampleTable, name: str, options: "OpenOptions"
             f"{np.count_nonzero(~there) - 1:,} others have none either. Leave the field out with fields=(…), or pass "
             f'on_error="skip" to open and Loader'
         )
-    kind = _kind(file, table, name, int(np.argmax(there)), options)
+    if not members.is_known(name):
+        raise SchemaMismatch(
+            f"{file.path}: {name!r} is neither an array (npy), a picture nor a whole number; text and other things of "
+            f"no fixed size are read by penstock.webdataset"
+        )
+    kind = _kind(file, table, name, np.flatnonzero(there), options)
     return Members(
         file, name, kind.dtype, kind.shape, table.samples, offsets, lengths, table.keys, kind, table.index_bytes
     )
 
 
-def _kind(file: FileId, table: SampleTable, name: str, first: int, options: "OpenOptions") -> members.Kind:
-    """What the first sample holds, which is what all must hold."""
+def _kind(file: FileId, table: SampleTable, name: str, samples: np.ndarray, options: "OpenOptions") -> members.Kind:
+    """What the first sample holds, which all must hold; or the first that can be read, where bad ones are skipped."""
     column = table.fields.index(name)
-    offset, length = int(table.offsets[first, column]), int(table.lengths[first, column])
-    data = np.empty(length, np.uint8)
-    with options.files.lend(file) as handle:
-        handle.read_into(offset, data)
-    try:
-        kind = members.kind_of(name, data.tobytes())
-    except DataError as error:
-        raise type(error)(f"{file.path}: {table.key(first)}.{name} at offset {offset:,}: {error}") from error
-    if kind is None:
-        raise SchemaMismatch(
-            f"{file.path}: {name!r} is neither an array (npy), a picture nor a whole number; text and other things of "
-            f"no fixed size are read by penstock.webdataset"
-        )
-    return kind
+    first_error: DataError | None = None
+    for sample in samples[: MOST_TRIED if options.on_error == "skip" else 1].tolist():
+        offset, length = int(table.offsets[sample, column]), int(table.lengths[sample, column])
+        data = np.empty(length, np.uint8)
+        with options.files.lend(file) as handle:
+            handle.read_into(offset, data)
+        try:
+            return members.kind_of(name, data.tobytes())
+        except DataError as error:
+            where = f"{file.path}: {table.key(sample)}.{name} at offset {offset:,}"
+            first_error = first_error or type(error)(f"{where}: {error}")
+    raise first_error or Missing(f"{file.path}: no sample has {name!r}")
 
 
 def _told(table: SampleTable) -> str:
