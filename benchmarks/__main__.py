@@ -30,10 +30,14 @@ def table(results: list[Result]) -> str:
     best = max(result.rate for result in results if not result.label.startswith("penstock"))
     lines = ["| | samples/s | times the best other | peak memory | runs |", "|---|---:|---:|---:|---|"]
     for result in results:
-        runs = ", ".join(f"{rate:,.0f}" for rate in result.rates)
+        runs = ", ".join(map(_rate, result.rates))
         peak = format_size(result.peak_bytes)
-        lines.append(f"| {result.label} | {result.rate:,.0f} | {result.rate / best:.2f} | {peak} | {runs} |")
+        lines.append(f"| {result.label} | {_rate(result.rate)} | {result.rate / best:.2f} | {peak} | {runs} |")
     return "\n".join(lines)
+
+
+def _rate(samples_per_s: float) -> str:
+    return f"{samples_per_s:,.0f}" if samples_per_s >= 20 else f"{samples_per_s:.2f}"
 
 
 def warm(root: Path) -> None:
