@@ -41,6 +41,8 @@ class Stream:
         self.offset = 0
         """How many bytes were taken or skipped."""
         self._source, self._begun, self._packed = source, begun, packed
+        self.plain = not packed
+        """Whether its bytes are those of the source, at the same places."""
         self._seeks = not packed and _can_seek(source)
 
     def take(self, size: int) -> bytes:

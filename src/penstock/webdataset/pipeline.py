@@ -8,6 +8,7 @@ written for tar shards expect.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -15,8 +16,11 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.webdataset import place
 from penstock.webdataset.fluent import Fluent
+from penstock.webdataset.later import load_later
 from penstock.webdataset.runs import Counts, Run
+from penstock.webdataset.samples import read_samples
 from penstock.webdataset.stages import Source, Stage
+from penstock.webdataset.verbs import shuffle_samples
 
 FOREVER = -1
 
@@ -82,7 +86,7 @@ class DataPipeline(Fluent):
         if not self.pipeline:
             raise ConfigError("an empty pipeline: the first stage is what gives samples")
         samples = _begin(self.pipeline[0], run)
-        for number, stage in enumerate(self.pipeline[1:], 1):
+        for number, stage in _reading_late(self.pipeline):
             samples = _go_on(stage, samples, run.at(number))
         return samples
 
@@ -181,6 +185,26 @@ def _begin(stage: Any, run: Run) -> Iterator[Any]:
     if callable(stage):
         return iter(stage())
     raise ConfigError(f"{stage!r} cannot be the source of a pipeline: it gives no samples")
+
+
+def _reading_late(pipeline: list[Any]) -> Iterator[tuple[int, Any]]:
+    """The stages behind the source; where a shuffle follows the reading, content is read behind the shuffle."""
+    handler = None
+    for number, stage in enumerate(pipeline[1:], 1):
+        after = pipeline[number + 1] if number + 1 < len(pipeline) else None
+        if _does(stage, read_samples) and _does(after, shuffle_samples):
+            reading, *rest = stage.args
+            handler = reading.handler
+            yield number, Stage(read_samples, replace(reading, later=True), *rest, **stage.options)
+            continue
+        yield number, stage
+        if handler is not None and not _does(after, shuffle_samples):
+            yield number, Stage(load_later, handler)
+            handler = None
+
+
+def _does(stage: Any, function: Any) -> bool:
+    return isinstance(stage, Stage) and stage.function is function
 
 
 def _go_on(stage: Any, samples: Iterator[Any], run: Run) -> Iterator[Any]:

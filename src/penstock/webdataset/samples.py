@@ -5,18 +5,22 @@ fields' bytes by extension in small letters, with ``__key__`` and ``__url__``, a
 a file.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigError, LimitExceeded
+from penstock.extents import FileId
+from penstock.fileio import identify
 from penstock.webdataset.faults import CorruptShard, RepeatedField, TruncatedShard
 from penstock.webdataset.handlers import Handler, reraise_exception
+from penstock.webdataset.later import Later
 from penstock.webdataset.names import Shard
 from penstock.webdataset.runs import Run
 from penstock.webdataset.sources import local_path, opened
 from penstock.webdataset.splitting import share_of
-from penstock.webdataset.tarstream import MAX_MEMBER_BYTES, Member, read_members
+from penstock.webdataset.tarstream import BLOCK, MAX_MEMBER_BYTES, Member, read_members
 
 Sample = dict[str, Any]
 
@@ -30,6 +34,8 @@ class Reading:
     rename_files: Callable[[str], str] | None = None
     max_member_bytes: int = MAX_MEMBER_BYTES
     tell_path: bool = True
+    later: bool = False
+    """Whether content is only pointed at, where that can be done."""
 
 
 class _Stop(Exception):
@@ -91,6 +97,7 @@ def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
         begin["__local_path__"] = path
     sample: Sample = {}
     key, wanted = None, False
+    file = _pointed_at(shard) if reading.later else None
     with opened(shard) as source:
         try:
             for member in read_members(source, shard["url"]):
@@ -103,7 +110,7 @@ def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
                     number, key = number + 1, named[0]
                     wanted, sample = share.has(number), {"__key__": key, **begin}
                 if wanted:
-                    wanted = _add(sample, named[1], member, reading, run)
+                    wanted = _add(sample, named[1], member, reading, run, file)
         except (TruncatedShard, CorruptShard) as error:
             # The sample at hand may lack fields, so it is not handed out.
             lost = "no sample" if key is None else f"{number:,} whole samples, and {key!r}, which may lack fields,"
@@ -132,7 +139,20 @@ def split_name(name: str) -> tuple[str, str] | None:
     return (folder + slash + stem, extension.lower()) if stem and dot else None
 
 
-def _add(sample: Sample, field: str, member: Member, reading: Reading, run: Run) -> bool:
+def _pointed_at(shard: Shard) -> FileId | None:
+    """The file that content can be read from later; None where it is not a file, or not there."""
+    path = local_path(shard)
+    return identify(path) if path is not None and os.path.isfile(path) else None
+
+
+def _content(member: Member, reading: Reading, file: FileId | None) -> bytes | Later:
+    if file is None or not member.stream.plain:
+        return member.read(reading.max_member_bytes)
+    member.check(reading.max_member_bytes)
+    return Later(file, member.offset + BLOCK, member.size)
+
+
+def _add(sample: Sample, field: str, member: Member, reading: Reading, run: Run, file: FileId | None = None) -> bool:
     """Read a field into its sample; False if the sample is to be left out."""
     try:
         if field in sample:
@@ -141,7 +161,7 @@ def _add(sample: Sample, field: str, member: Member, reading: Reading, run: Run)
                 f"{sample['__url__']}: sample {sample['__key__']!r} has the field {field!r} twice (member "
                 f"{member.name!r} at byte {member.offset:,}; fields so far: {fields})"
             )
-        sample[field] = member.read(reading.max_member_bytes)
+        sample[field] = _content(member, reading, file)
         return True
     except (RepeatedField, LimitExceeded) as error:
         if not run.excuse(reading.handler, error):

@@ -48,13 +48,17 @@ class Member:
     unread: int
     """Bytes of content and padding that were not taken yet."""
 
-    def read(self, max_bytes: int = MAX_MEMBER_BYTES) -> bytes:
-        """Its content; once."""
+    def check(self, max_bytes: int) -> None:
+        """Refuse a member of more bytes than this."""
         if self.size > max_bytes:
             raise LimitExceeded(
                 f"{self.stream.name}: member {self.name!r} has {self.size:,} bytes, more than "
                 f"max_member_bytes={max_bytes:,}; give a larger one if it is meant"
             )
+
+    def read(self, max_bytes: int = MAX_MEMBER_BYTES) -> bytes:
+        """Its content; once."""
+        self.check(max_bytes)
         content = self.stream.take(self.size)
         self.unread -= len(content)
         if len(content) < self.size:

@@ -1,0 +1,110 @@
+"""A shuffle of local shards holds places of samples, not samples; nothing else changes."""
+
+import gzip
+import random
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock.webdataset as wds
+from penstock.errors import Changed, LimitExceeded, Truncated
+from penstock.fileio import CHECK_EVERY_S
+from penstock.webdataset import pipeline
+
+SAMPLES = 60
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> str:
+    with wds.ShardWriter(str(tmp_path / "train-%d.tar"), maxcount=20) as writer:
+        for number in range(SAMPLES):
+            writer.write(
+                {"__key__": f"s{number:04d}", "npy": np.full(50_000, number), "cls": number, "txt": "x" * number}
+            )
+    return str(tmp_path / "train-{0..2}.tar")
+
+
+def rows(samples: Any) -> list[tuple[str, dict[str, Any]]]:
+    return [(sample["__key__"], sample) for sample in samples]
+
+
+@pytest.mark.parametrize("options", [{}, {"resampled": True}, {"shardshuffle": 2}])
+@pytest.mark.parametrize("shuffles", [[20], [5, 30]])
+def test_samples_and_their_order_are_the_same(
+    shards: str, options: dict[str, Any], shuffles: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def epoch() -> list[tuple[str, dict[str, Any]]]:
+        ds = wds.WebDataset(shards, **options)
+        for size in shuffles:
+            ds = ds.shuffle(size, initial=size, rng=random.Random(7))
+        return rows(ds.with_epoch(SAMPLES))
+
+    late = epoch()
+    monkeypatch.setattr(pipeline, "_reading_late", lambda stages: enumerate(stages[1:], 1))
+    assert late == epoch()
+    assert all(isinstance(sample["npy"], bytes) for _, sample in late)
+
+
+def test_the_buffer_holds_no_content(shards: str) -> None:
+    def peak(ds: Any) -> int:
+        tracemalloc.start()
+        for _ in ds:
+            pass
+        held = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return held
+
+    sample = 50_000 * 8
+    assert peak(wds.WebDataset(shards).shuffle(50, initial=50)) < 8 * sample
+    assert peak(wds.WebDataset(shards).map(dict).shuffle(50, initial=50)) > 40 * sample, "content that was asked for"
+
+
+def test_compressed_shards_and_streams_are_read_at_once(shards: str, tmp_path: Path) -> None:
+    plain = (tmp_path / "train-0.tar").read_bytes()
+    (tmp_path / "packed.tar.gz").write_bytes(gzip.compress(plain, 1))
+    expected = rows(wds.WebDataset(str(tmp_path / "train-0.tar")).shuffle(9, rng=random.Random(1)))
+    packed = rows(wds.WebDataset(str(tmp_path / "packed.tar.gz")).shuffle(9, rng=random.Random(1)))
+    with open(tmp_path / "train-0.tar", "rb") as stream:
+        streamed = rows(wds.WebDataset([stream]).shuffle(9, rng=random.Random(1)))
+    assert [key for key, _ in expected] == [key for key, _ in packed] == [key for key, _ in streamed]
+    assert [sample["npy"] for _, sample in expected] == [sample["npy"] for _, sample in packed]
+    assert [sample["npy"] for _, sample in expected] == [sample["npy"] for _, sample in streamed]
+
+
+def test_a_shard_that_is_replaced_meanwhile(shards: str, tmp_path: Path) -> None:
+    samples = iter(wds.WebDataset(str(tmp_path / "train-0.tar")).shuffle(20, initial=20))
+    next(samples)
+    (tmp_path / "train-1.tar").rename(tmp_path / "train-0.tar")
+    time.sleep(2 * CHECK_EVERY_S)
+    with pytest.raises(Changed, match=r"train-0\.tar"):
+        list(samples)
+
+
+def test_handlers_see_what_cannot_be_read(shards: str, tmp_path: Path) -> None:
+    ds = wds.WebDataset(str(tmp_path / "train-0.tar"), handler=wds.ignore_and_continue).shuffle(20, initial=20)
+    samples = iter(ds)
+    next(samples)
+    (tmp_path / "train-1.tar").rename(tmp_path / "train-0.tar")
+    time.sleep(2 * CHECK_EVERY_S)
+    assert len(list(samples)) + ds.skipped == 19
+    assert ds.skipped > 0
+
+
+def test_a_shard_that_is_cut(shards: str, tmp_path: Path) -> None:
+    path = tmp_path / "train-0.tar"
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) - 200_000])
+    with pytest.raises(Truncated):
+        list(wds.WebDataset(str(path)).shuffle(100))
+    whole = list(wds.WebDataset(str(path), handler=wds.ignore_and_continue).shuffle(100))
+    assert {len(sample["npy"]) for sample in whole} == {50_000 * 8 + 128}
+
+
+def test_what_is_too_large_is_refused(shards: str) -> None:
+    assert len(list(wds.WebDataset(shards, max_member_bytes=500_000).shuffle(10))) == SAMPLES
+    with pytest.raises(LimitExceeded, match="max_member_bytes"):
+        list(wds.WebDataset(shards, max_member_bytes=1000).shuffle(10))
