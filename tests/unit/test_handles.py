@@ -29,12 +29,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def open_files(folder: Path) -> int:
-    """Descriptors of this process on files of the folder."""
+def open_files(folder: Path, process: int | str = "self") -> int:
+    """Descriptors of a process on files of the folder."""
     count = 0
-    for descriptor in os.listdir("/proc/self/fd"):
+    try:
+        descriptors = os.listdir(f"/proc/{process}/fd")
+    except OSError:  # it has ended
+        return 0
+    for descriptor in descriptors:
         try:
-            count += os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(folder))
+            count += os.readlink(f"/proc/{process}/fd/{descriptor}").startswith(str(folder))
         except OSError:  # closed in the meantime
             continue
     return count
@@ -104,23 +108,46 @@ class Counting(torch.utils.data.Dataset):
         return row, open_files(self.folder), right, os.getpid()
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("max_open_files", [0, 5])
-def test_in_workers(folder: Path, context: str, max_open_files: int) -> None:
-    ds = ps.open(folder / "session*.h5", max_open_files=max_open_files)
-    for row in range(0, 60, 6):  # handles that a fork inherits
+FOUR_WORKERS = pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
+
+
+@pytest.fixture
+def used(folder: Path, request: Any) -> ps.Dataset:
+    """A dataset that has handles which workers inherit."""
+    ds = ps.open(folder / "session*.h5", max_open_files=request.param)
+    for row in range(0, 60, 6):
         assert (ds[row]["betas"] == row).all()
-    loader = torch.utils.data.DataLoader(
-        Counting(ds, folder), 8, shuffle=True, num_workers=4, multiprocessing_context=context
-    )
+    return ds
+
+
+@FOUR_WORKERS
+@pytest.mark.parametrize("used", [0, 5], indirect=True)
+def test_in_forked_workers(folder: Path, used: ps.Dataset) -> None:
+    most = used._options.files.max_open
+    counting = Counting(used, folder)
     rows, processes = [], set()
-    for row, opened, right, process in loader:
+    for row, opened, right, process in torch.utils.data.DataLoader(
+        counting, 8, shuffle=True, num_workers=4, multiprocessing_context="fork"
+    ):
         assert right.all()
-        assert int(opened.max()) <= max_open_files
+        assert int(opened.max()) <= most
         rows += row.tolist()
         processes |= set(process.tolist())
     assert sorted(rows) == list(range(SESSIONS * ROWS))
     assert len(processes) == 4
-    ds.close()
+    used.close()
     assert open_files(folder) == 0
+
+
+@FOUR_WORKERS
+@pytest.mark.parametrize("used", [0, 5], indirect=True)
+def test_in_workers_started_anew(folder: Path, used: ps.Dataset) -> None:
+    batches = iter(torch.utils.data.DataLoader(used, 8, shuffle=True, num_workers=4, multiprocessing_context="spawn"))
+    rows: list[int] = []
+    for batch in batches:
+        first = batch["betas"][:, 0, 0, 0]
+        assert (batch["betas"] == first[:, None, None, None]).all()
+        rows += first.tolist()
+        for worker in batches._workers:  # seen from outside, while they read: one more may be open for a request
+            assert open_files(folder, worker.pid) <= max(1, used._options.files.max_open)
+    assert sorted(rows) == list(range(SESSIONS * ROWS))

@@ -258,8 +258,9 @@ def test_leaving_leaves_nothing_behind(ds: ps.Dataset, sessions: Path, leave: Ca
 
 
 CTRL_C = """
-    import sys, time
+    import signal, sys, time
     import penstock as ps
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have it ignored
     loader = ps.Loader(ps.open(sys.argv[1]), batch_size=1, memory="64MiB", output="numpy", threads=3)
     print("ready", flush=True)
     for batch in loader:

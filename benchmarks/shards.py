@@ -1,0 +1,115 @@
+"""Tar shards of 425 x 425 JPEGs with (3, 15724) float16 voxels: one shuffled epoch, batch 32, pictures as float32 CHW.
+
+penstock by random access against the ``webdataset`` package as MindEye uses it, at several numbers of workers, and two
+bare threads that read, decode and convert into memory they use again.
+"""
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+import torch
+
+from benchmarks import data
+from benchmarks.runner import Contestant
+from benchmarks.volumes import touch
+
+SAMPLES, EACH, SIZE, VOXELS, BATCH = 1200, 100, 425, 15_724, 32
+EPOCHS = 3
+
+
+def make_shards(root: Path) -> Path:
+    """Smooth pictures with some noise, which compress as photographs do: about 90 KB each."""
+
+    def make(folder: Path) -> None:
+        from penstock.webdataset import ShardWriter
+
+        rng = np.random.default_rng(5)
+        y, x = np.mgrid[:SIZE, :SIZE]
+        with ShardWriter(str(folder / "train-%03d.tar"), maxcount=EACH) as writer:
+            for number in range(SAMPLES):
+                waves = [np.sin(x / (9 + number % 31)), np.cos(y / (7 + number % 17)), np.sin((x + y) / 40)]
+                picture = np.stack(waves, -1) * 90 + 127 + rng.normal(0, 8, (SIZE, SIZE, 3))
+                writer.write({
+                    "__key__": f"sample{number:09d}",
+                    "coco73k.npy": np.array([number]),
+                    "jpg": imagecodecs.jpeg8_encode(picture.clip(0, 255).astype(np.uint8), level=90),
+                    "nsdgeneral.npy": rng.normal(size=(3, VOXELS)).astype(np.float16),
+                })  # fmt: skip
+
+    return data.once(root / "shards", make)
+
+
+def penstock(folder: str, memory: str = "512MiB") -> Iterator[int]:
+    import penstock as ps
+
+    ds = ps.open(f"{folder}/train-*.tar").cast("jpg", "float32", divisor=255).permute("jpg", 2, 0, 1)
+    columns = ("nsdgeneral.npy", "jpg", "coco73k.npy")
+    with ps.Loader(ds, batch_size=BATCH, shuffle=True, memory=memory, columns=columns) as loader:
+        for _ in range(EPOCHS):
+            for voxels, images, coco in loader:
+                touch(voxels, images)
+                yield len(coco)
+
+
+def pipeline(folder: str, workers: int, package: str) -> Iterator[int]:
+    import importlib
+
+    wds = importlib.import_module(package)
+    shards = sorted(map(str, Path(folder).glob("*.tar")))
+    ds = (
+        wds.WebDataset(shards, resampled=True)
+        .shuffle(500, initial=500, rng=random.Random(42))
+        .decode("torch")
+        .rename(images="jpg;png", voxels="nsdgeneral.npy", coco="coco73k.npy")
+        .to_tuple("voxels", "images", "coco")
+        .batched(BATCH, partial=True)
+        .with_epoch(SAMPLES // BATCH // (max(1, workers) if package == "webdataset" else 1))
+    )
+    for voxels, images, coco in torch.utils.data.DataLoader(ds, batch_size=None, num_workers=workers):
+        touch(voxels, images)
+        yield len(coco)
+
+
+def bare(folder: str) -> Iterator[int]:
+    """Two threads, each with a batch of memory that it uses again and again; nothing is handed over."""
+    from penstock.tarindex import group, walk
+
+    places = []
+    for path in sorted(Path(folder).glob("*.tar")):
+        table = group(walk(str(path)))
+        at = table.fields.index("jpg")
+        places += [(str(path), *place) for place in zip(table.offsets[:, at], table.lengths[:, at], strict=True)]
+    random.Random(0).shuffle(places)
+    places *= EPOCHS
+    threads = [threading.Thread(target=_bare, args=(places[half::2],)) for half in range(2)]
+    yield 0
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    yield len(places)
+
+
+def _bare(places: list[tuple[str, int, int]]) -> None:
+    pixels = np.zeros((SIZE, SIZE, 3), np.uint8)
+    slots = np.zeros((BATCH, SIZE, SIZE, 3), np.float32)
+    descriptors = {path: os.open(path, os.O_RDONLY) for path, _, _ in places}
+    for number, (path, offset, length) in enumerate(places):
+        imagecodecs.jpeg8_decode(os.pread(descriptors[path], int(length), int(offset)), out=pixels)
+        goal = slots[number % BATCH]
+        np.copyto(goal, pixels)
+        np.divide(goal, np.float32(255), out=goal)
+
+
+def contestants(folder: Path) -> list[Contestant]:
+    here = {"folder": str(folder)}
+    found = [Contestant("penstock, 512 MiB", f"{__name__}:penstock", here)]
+    for package, workers in (("penstock.webdataset", 2), ("webdataset", 0), ("webdataset", 1), ("webdataset", 2)):
+        label = f"{package} verbs, {workers} workers"
+        found.append(Contestant(label, f"{__name__}:pipeline", {**here, "workers": workers, "package": package}))
+    return [*found, Contestant("bare, 2 threads, pictures alone", f"{__name__}:bare", here)]
