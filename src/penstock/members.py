@@ -35,7 +35,7 @@ HEAD_BYTES = 1024
 # Measured: what decoders allocate a pixel besides the picture itself. Those that write into the batch take none.
 PIXEL_BYTES = 24
 
-_BAD_HEADER = (
+BAD_NPY_HEADER = (
     ValueError, TypeError, KeyError, SyntaxError, EOFError, MemoryError, RecursionError, struct.error,
     tokenize.TokenError,
 )  # fmt: skip
@@ -66,7 +66,7 @@ class Npy:
             version = np.lib.format.read_magic(stream)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, fortran, dtype = read(stream)
-        except _BAD_HEADER as error:
+        except BAD_NPY_HEADER as error:
             words = (str(error) or type(error).__name__).splitlines()[0]
             raise DecodeFailed(f"not a whole npy header ({words:.200})") from error
         if any(isinstance(size, bool) or size < 0 for size in shape):

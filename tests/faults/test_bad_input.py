@@ -20,6 +20,7 @@ from penstock.errors import (
     Changed,
     ConfigError,
     Corrupt,
+    DataError,
     DecodeFailed,
     Missing,
     OutOfRange,
@@ -586,3 +587,13 @@ def test_the_new_file_is_had_by_opening_again(tmp_path):
         opened[0]
     assert_told(refused.value, "rows.npy", "replaced")
     assert ps.open(tmp_path / "rows.npy")[:]["data"].sum() == 15
+
+
+@pytest.mark.parametrize("header", [b"\x00{", b"{" * 50, b"{'descr': '<f4', 'shape': (", b"-" * 110, b"1+" * 55])
+def test_a_damaged_npy_header(tmp_path, header):
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros((4, 5), np.float32))
+    raw = path.read_bytes()
+    path.write_bytes(raw[:10] + header + raw[10 + len(header) :])
+    with pytest.raises(DataError, match=r"a\.npy"):
+        ps.open(path)

@@ -7,6 +7,7 @@ import numpy as np
 from penstock.errors import ConfigError, Corrupt, SchemaMismatch, Truncated, Unsafe
 from penstock.extents import Contiguous
 from penstock.fileio import identify
+from penstock.members import BAD_NPY_HEADER
 from penstock.store import ExtentStore, Store
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def parse(path: str) -> Contiguous:
         raise Corrupt(f"{path}: not a .npy file ({file.size:,} bytes); fetch it again, or leave it out") from None
     except EOFError:
         raise Truncated(f"{path}: ends inside its header ({file.size:,} bytes); fetch it again") from None
+    except BAD_NPY_HEADER:
+        raise Corrupt(f"{path}: its header is damaged ({file.size:,} bytes); fetch it again, or leave it out") from None
     if not isinstance(array, np.memmap):
         array.close()
         raise Corrupt(f"{path}: named .npy, but an .npz archive; save each array with np.save")
