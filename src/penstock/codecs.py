@@ -239,7 +239,7 @@ class Unshuffle:
 
 
 def convert(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
-    """``target = source.astype(dtype) * scale + offset``, flat and contiguous, piece by piece."""
+    """``target = source.astype(dtype) / divisor * scale + offset``, flat and contiguous, piece by piece."""
     for begin in range(0, len(source), BLOCK_ELEMENTS):
         convert_piece(source[begin : begin + BLOCK_ELEMENTS], target[begin : begin + BLOCK_ELEMENTS], cast)
 

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.combine import Columns, Concat, Joined, Wrapper
+from penstock.combine import Columns, Concat, Joined
 from penstock.dataset import Dataset, open
 from penstock.sizes import format_size
 from penstock.spec import ReadPath
 from penstock.store import Explained, Store
+from penstock.wrap import Wrapper
 
 # Below this, a plan says how the shuffle could be better.
 GOOD_QUALITY = 0.9
@@ -37,7 +38,7 @@ class Inspection:
             if path.amplification > 1.05:
                 lines.append(f"  at random  {path.amplification:,.1f} bytes read for a byte delivered, row by row")
             if path.missing_chunks:
-                lines.append(f"  missing    {path.missing_chunks:,} chunks were never written and read as fill values")
+                lines.append(f"  missing    {path.missing_chunks:,} chunks were never written")
             if path.remedy:
                 lines.append(f"  rewriting  {path.remedy} would let each row be read by itself")
         return "\n".join([*lines, *(f"left out: {why}" for why in self.left_out)])

@@ -22,8 +22,6 @@ Mode = Literal["L", "RGB", "RGBA"]
 MAX_PIXELS = 100_000_000
 """300 MB in colour; the largest photographs of common datasets have a third of it."""
 
-CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
-
 EXTENSIONS = frozenset({
     "apng", "avif", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "fit", "fits", "flc", "fli", "ftc", "ftu", "gbr",
     "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif", "jp2", "jpc", "jpe", "jpeg", "jpf", "jpg", "jpx",

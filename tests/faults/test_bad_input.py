@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+import zlib
 
 import h5py
 import numpy as np
@@ -597,3 +598,48 @@ def test_a_damaged_npy_header(tmp_path, header):
     path.write_bytes(raw[:10] + header + raw[10 + len(header) :])
     with pytest.raises(DataError, match=r"a\.npy"):
         ps.open(path)
+
+
+GZIP = {"chunks": (2, 30), "compression": "gzip"}
+
+
+def flip_a_byte(path):
+    with h5py.File(path) as file:
+        chunk = file["betas"].id.get_chunk_info(1)
+    raw = bytearray(path.read_bytes())
+    raw[chunk.byte_offset + chunk.size // 2] ^= 0x10
+    path.write_bytes(raw)
+
+
+def inflate_to(size):
+    def rewrite(path):
+        with h5py.File(path, "r+") as file:
+            file["betas"].id.write_direct_chunk((2, 0), zlib.compress(bytes(size)))
+
+    return rewrite
+
+
+@pytest.mark.parametrize(
+    ("layout", "damage"),
+    [
+        (GZIP, flip_a_byte),
+        ({**GZIP, "fletcher32": True}, flip_a_byte),
+        ({"chunks": (2, 30), "fletcher32": True}, flip_a_byte),
+        (GZIP, inflate_to(100)),
+        (GZIP, inflate_to(10_000_000)),
+    ],
+    ids=["gzip flipped", "gzip + fletcher32 flipped", "fletcher32 flipped", "inflates to less", "inflates to more"],
+)
+def test_a_damaged_chunk_is_named(tmp_path, layout, damage):
+    path = tmp_path / "session.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("betas", data=np.random.default_rng(0).normal(size=(8, 30)).cumsum(axis=1), **layout)
+    damage(path)
+    ds = ps.open(path)
+    with pytest.raises(DataError, match=r"session\.h5: betas\[2:4\], chunk \(2, 0\) at offset [0-9,]+ of"):
+        ds[2]
+    with ps.Loader(
+        ds, batch_size=3, shuffle=True, on_error="skip", memory="64MiB", columns=("__index__", "betas")
+    ) as dl:
+        assert sorted(row for rows, _ in dl for row in rows.tolist()) == [0, 1, 4, 5, 6, 7]
+        assert sorted(sample.row for sample in dl.stats().left_out) == [2, 3]

@@ -29,6 +29,8 @@ BITSHUFFLE = {2: "bitshuffle-lz4", 3: "bitshuffle-zstd"}
 # begin to look for garbage among them.
 WALK_PIECE = 256
 
+MISREPORTED = "HDF5 can misreport where its chunks lie, having one unlimited axis that is not the first"
+
 # Rows that lie on an inner axis of a contiguous dataset are read in runs of about so much.
 TURNED_BYTES = 16 * KiB
 
@@ -91,27 +93,22 @@ def extents(found: Found, options: "OpenOptions") -> Extents | str:
     known = _codecs(found)
     if isinstance(known, str):
         return known
-    if not _tells_right(found):
-        return "HDF5 can misreport where its chunks lie, having one unlimited axis that is not the first"
-    return _chunks(found, known, options)
+    return _chunks(found, known, options) if _can_be_believed(found) else MISREPORTED
 
 
-def _tells_right(found: Found) -> bool:
-    """Whether the walk through the chunks can be believed.
+def _can_be_believed(found: Found) -> bool:
+    """Whether the walk through the chunks tells where they lie.
 
     Datasets with one unlimited axis have an index of their own since HDF5 1.10, and for that the library reports wrong
     coordinates (seen up to 2.0.0), unless the axis is the first. Files of the old format do not have it, unless the
-    dataset was added by a new program; in a dataset written in full, wrong coordinates then lie outside.
+    dataset was added by a new program; in a dataset written in full, some wrong coordinates then lie outside of it,
+    which the walk notices.
     """
     dataset = found.dataset
     if dataset.maxshape.count(None) != 1 or dataset.maxshape[0] is None:
         return True
     superblock = dataset.file.id.get_create_plist().get_version()[0]
-    if superblock >= 2 or dataset.id.get_num_chunks() != prod(found.grid):
-        return False
-    corners: list[tuple[int, ...]] = []
-    dataset.id.chunk_iter(lambda chunk: corners.append(chunk.chunk_offset))
-    return bool((np.asarray(corners) < found.shape).all())
+    return bool(superblock < 2 and dataset.id.get_num_chunks() == prod(found.grid))
 
 
 def _codecs(found: Found) -> tuple[CodecId, ...] | str:
@@ -130,7 +127,7 @@ def _codecs(found: Found) -> tuple[CodecId, ...] | str:
     return tuple(known)
 
 
-def _chunks(found: Found, known: tuple[CodecId, ...], options: "OpenOptions") -> Chunks:
+def _chunks(found: Found, known: tuple[CodecId, ...], options: "OpenOptions") -> Chunks | str:
     file, dataset, axis = found.file, found.dataset, found.axis
     # A dataset of the same name can be seen along another axis, and a growing file has no table that lasts.
     saved_as = f"{found.name} along {axis}"
@@ -138,6 +135,8 @@ def _chunks(found: Found, known: tuple[CodecId, ...], options: "OpenOptions") ->
     table: ChunkTable | None = index.load(folder, file, saved_as) if folder else None
     if table is None:
         walked = walk(found)
+        if walked is None:
+            return MISREPORTED
         table = index.save(folder, file, saved_as, walked) if folder else walked
     array = Chunks(
         file, found.name, dataset.dtype, _without(found.shape, axis), found.rows, dataset.chunks[axis],
@@ -153,26 +152,27 @@ def _without(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return (*sizes[:axis], *sizes[axis + 1 :])
 
 
-def walk(found: Found) -> KnownTable:
-    """The whole chunk table, in one pass over the file's own index."""
+def walk(found: Found) -> KnownTable | None:
+    """The whole chunk table, in one pass over the file's own index; None if that has chunks where there can be none."""
     dataset, grid = found.dataset, found.grid
     offsets = np.full(prod(grid), NEVER_WRITTEN, np.int64)
     lengths = np.zeros(prod(grid), np.uint32)
     skipped = np.zeros(0, np.uint32)
     # Files list their chunks in C order as a rule; then their coordinates need not be turned into numbers.
     in_order = product(*(range(0, size, step) for size, step in zip(found.shape, dataset.chunks, strict=True)))
-    done, regular = 0, True
+    done, regular, outside = 0, True, 0
     waiting: list[Any] = []
 
     def take() -> None:
-        nonlocal done, regular, skipped
+        nonlocal done, regular, outside, skipped
         corners, masks, places, sizes = zip(*waiting, strict=True)
         regular = regular and list(corners) == list(islice(in_order, len(corners)))
         kept: Any = slice(None)
         at: Any = slice(done, done + len(corners))
         if not regular:
             along = np.asarray(corners) // dataset.chunks
-            kept = (along < grid).all(axis=1)  # a growing file may have chunks that came later
+            kept = (along < grid).all(axis=1)
+            outside += len(kept) - int(kept.sum())
             at = np.ravel_multi_index(tuple(along[kept].T), grid)
         offsets[at], lengths[at] = np.asarray(places)[kept], np.asarray(sizes)[kept]
         if any(masks):
@@ -189,6 +189,8 @@ def walk(found: Found) -> KnownTable:
     dataset.id.chunk_iter(visit)
     if waiting:
         take()
+    if outside and not found.file.growing:  # where it may have chunks that came since it was looked at
+        return None
 
     def turned(column: np.ndarray) -> np.ndarray:
         moved = np.moveaxis(column.reshape(grid), found.axis, 0)
