@@ -29,6 +29,7 @@ LAYERS = [
     ["formats"],
     ["mapped"],
     ["combine"],
+    ["wrap"],
     ["store"],
     ["chunkread", "members"],
     ["rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock import index
 from penstock.braces import expand_braces
-from penstock.combine import Concat, Joined, Part, Permuted, Subset, cast_fields, choose_fields, select_part
+from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files
 from penstock.formats.memory import MemoryStore
@@ -25,6 +25,7 @@ from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store
 from penstock.within import within
+from penstock.wrap import Permuted, cast_fields, select_part
 
 Path = str | os.PathLike[str]
 Index = int | np.integer | slice | Sequence[int] | np.ndarray

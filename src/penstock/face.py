@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from penstock.combine import cast_fields
 from penstock.errors import ConfigError
 from penstock.slots import Pin
 from penstock.spec import Cast
 from penstock.store import Store
+from penstock.wrap import cast_fields
 
 if TYPE_CHECKING:
     from penstock.pytorch import DeviceCopies

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.combine import Wrapper
 from penstock.errors import PenstockError, SchemaMismatch, TransformFailed
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Fields, FieldSpec, row_bytes
 from penstock.store import Out, Store, digest
+from penstock.wrap import Wrapper
 
 Transform = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 

@@ -108,10 +108,6 @@ class Plan:
         return max(1, self.rows_per_read // self.batch_rows)
 
     @property
-    def reads_per_batch(self) -> int:
-        return -(-self.batch_rows // self.rows_per_read)
-
-    @property
     def planned_bytes(self) -> int:
         return sum(self.holders.values())
 

@@ -16,7 +16,7 @@ from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock import chunkread, codecs, combine, memory, rangeread
+from penstock import chunkread, codecs, memory, rangeread, wrap
 from penstock.formats import h5py_store, hdf5_layout
 from penstock.store import read_share
 
@@ -219,7 +219,7 @@ def thresholds(draw):
         (chunkread, "SCATTER_BELOW_BYTES"),
         (rangeread, "GATHER_BYTES"),
         (rangeread, "GAP_BYTES"),
-        (combine, "CONVERT_BYTES"),
+        (wrap, "CONVERT_BYTES"),
         (h5py_store, "READ_BYTES"),
         (hdf5_layout, "TURNED_BYTES"),
     ]:

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from penstock.combine import Columns, Concat, Converted, Joined, Part, Subset, cast_fields, choose_fields
+from penstock.combine import Columns, Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, OutOfRange, SchemaMismatch
 from penstock.extents import Contiguous
 from penstock.fileio import Files, identify
@@ -14,6 +14,7 @@ from penstock.mapped import Mapped
 from penstock.memory import overflow_bytes, prepare, release
 from penstock.spec import Cast, Origin
 from penstock.store import ExtentStore, Store
+from penstock.wrap import Converted, cast_fields
 
 ROWS = 23
 F4, F8, F2 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16)

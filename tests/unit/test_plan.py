@@ -80,10 +80,11 @@ def test_the_plan_can_run(request, extra):
     assert plan.rows_per_read >= 1
     if plan.rows_per_read > plan.batch_rows:
         assert plan.rows_per_read % plan.batch_rows == 0, "whole batches a read"
-    assert plan.reads_per_batch == 1 or plan.batches_per_read == 1
-    assert plan.reads_per_batch * plan.rows_per_read >= plan.batch_rows
-    if plan.reads_per_batch > 1:
-        assert (plan.reads_per_batch - 1) * plan.rows_per_read < plan.batch_rows, "no read without rows"
+    reads_per_batch = -(-plan.batch_rows // plan.rows_per_read)
+    assert reads_per_batch == 1 or plan.batches_per_read == 1
+    assert reads_per_batch * plan.rows_per_read >= plan.batch_rows
+    if reads_per_batch > 1:
+        assert (reads_per_batch - 1) * plan.rows_per_read < plan.batch_rows, "no read without rows"
 
 
 @patient
@@ -184,14 +185,14 @@ def test_threads_are_lowered_before_the_budget_is_refused():
 def test_large_batches_are_shared_between_threads():
     plan = make_plan(request(fields={"image": ROW}))
     assert plan.rows_per_read == 2
-    assert plan.reads_per_batch == 4
+    assert -(-plan.batch_rows // plan.rows_per_read) == 4
     assert plan.batches_per_read == 1
 
 
 def test_small_batches_are_read_together():
     plan = make_plan(request(fields={"label": FieldSpec(np.dtype(np.int64))}, batch_rows=32, steps=10**6))
     assert plan.batches_per_read > 1
-    assert plan.reads_per_batch == 1
+    assert -(-plan.batch_rows // plan.rows_per_read) == 1
 
 
 def test_few_steps_are_left_to_all_threads():

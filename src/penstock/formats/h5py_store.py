@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from penstock import coalesce
-from penstock.combine import crop
 from penstock.errors import ConfigError, Corrupt, PenstockError, Truncated, Unavailable
 from penstock.extents import FileId
 from penstock.fileio import check_unchanged
@@ -22,6 +21,7 @@ from penstock.sizes import MiB
 from penstock.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
 from penstock.within import Box, Mask, Within, compose, coordinates, element_strides, everything
+from penstock.wrap import crop
 
 # Rows that pass through h5py at a time, and the largest chunk cache it is given: enough to decode a chunk once for all
 # its rows in a read, where chunks are of a reasonable size.
