@@ -87,13 +87,12 @@ class Npy:
         return aligned(len(self.head))
 
     def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
-        with borrow(len(self.head)) as head:
-            if length >= len(self.head):
-                handle.read_into(offset, head)
-            begin = len(self.head)
-            if length != begin + self.bytes or head.tobytes() != self.head:
-                begin = self._other_head(handle, offset, length)
-            handle.read_into(offset + begin, goal)
+        if length == len(self.head) + self.bytes:
+            with borrow(len(self.head)) as head:
+                handle.read_into(offset, head, goal)
+                if head.tobytes() == self.head:
+                    return
+        handle.read_into(offset + self._other_head(handle, offset, length), goal)
 
     def _other_head(self, handle: Handle, offset: int, length: int) -> int:
         """The same array may stand behind a header of another version or padding; anything else is an error."""

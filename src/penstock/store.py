@@ -10,7 +10,6 @@ after ``close``. It pickles, and works after a fork.
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -23,6 +22,7 @@ from penstock.members import MemberReader
 from penstock.pieces import WHOLE, Share
 from penstock.rangeread import GatherReader, PartReader, RangeReader, range_reader
 from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.urls import base_name
 from penstock.within import Box, Within, compose
 
 Out = Mapping[str, np.ndarray]
@@ -187,7 +187,7 @@ class ExtentStore:
     def fingerprint(self) -> str:
         parts = sorted((name, part.describe()) for name, part in self._parts.items())
         return digest(
-            *((PurePath(array.file.path).name, array.file.size, array.describe()) for array in self._arrays.values()),
+            *((base_name(array.file.path), array.file.size, array.describe()) for array in self._arrays.values()),
             sorted(self._casts.items()),
             *([parts] if parts else []),
         )
