@@ -48,7 +48,8 @@ class FileCache:
     limit_bytes: int | None = None
     patience_s: float = PATIENCE_S
 
-    def __post_init__(self) -> None:
+    def _prepare(self) -> None:
+        """Only where it is used: many programs name a cache and then read local files."""
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             mode = os.stat(self.folder).st_mode
@@ -64,6 +65,7 @@ class FileCache:
     def lent(self, file: FileId, fetch: Fetch) -> Iterator[int]:
         """A descriptor of the file's copy here, fetched if need be; not removed while it is lent."""
         self._check_fits(file)
+        self._prepare()
         key = key_of(file)
         while (descriptor := self._open(key, file)) is None:
             self._obtain(key, file, fetch)

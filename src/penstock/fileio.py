@@ -179,14 +179,26 @@ class Files:
     @contextmanager
     def stream(self, path: str) -> Iterator["Body | BinaryIO"]:
         """All bytes of a file on another machine, in order; from its copy, where there is a cache."""
-        if self.cache is None:
+        file = self.copied(path)
+        if file is None:
             with self.remote.body(path) as body:
                 yield body
             return
-        file = self.identify(path)
         with self.lend(file) as handle, open(os.dup(handle.descriptor), "rb", buffering=BUFFER_BYTES) as copy:
             os.lseek(handle.descriptor, 0, os.SEEK_SET)
             yield copy
+
+    def copied(self, path: str) -> FileId | None:
+        """A file on another machine of which a copy can be kept here; None where there is no cache, or no telling how
+        long the file is."""
+        from penstock.remote import NoLength
+
+        if self.cache is None:
+            return None
+        try:
+            return self.identify(path)
+        except NoLength:
+            return None
 
     def _fetch(self, file: FileId, descriptor: int) -> None:
         """Write a file from another machine to an open one, and compare its checksum where the server gives one."""

@@ -74,6 +74,10 @@ class RemoteOptions:
                 raise ConfigError(f"RemoteOptions({name}={value!r}): expected seconds, more than 0")
 
 
+class NoLength(Unavailable):
+    """A server that does not say how long a file is, which can be read in order alone."""
+
+
 class Head(NamedTuple):
     """What the first request tells."""
 
@@ -136,7 +140,7 @@ class Remote:
                 with self._answer(path, 0, HEAD_BYTES, None, clock) as answer:
                     total = _total(answer)
                     if total == UNKNOWN:
-                        raise Unavailable(
+                        raise NoLength(
                             f"{path}: the server does not say how long it is, so it can be read in order alone, which "
                             f"penstock.webdataset does"
                         )

@@ -9,6 +9,7 @@ after ``close``. It pickles, and works after a fork.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -229,9 +230,9 @@ class ExtentStore:
 
     def read_paths(self) -> Sequence[ReadPath]:
         return [
-            _chunk_path(name, reader, self._length)
+            _far_path(reader, _chunk_path(name, reader, self._length))
             if isinstance(reader, LargeChunks | SmallChunks)
-            else _range_path(name, reader, self._length)
+            else _far_path(reader, _range_path(name, reader, self._length))
             for name, reader in self._readers.items()
         ]
 
@@ -254,6 +255,12 @@ def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None
     if isinstance(array, Members):
         return MemberReader(array, files, cast, part)
     return range_reader(array, files, cast, part)
+
+
+def _far_path(reader: _Reader, path: ReadPath) -> ReadPath:
+    if not reader.files.is_far(reader.array.file):
+        return path
+    return replace(path, how=f"{path.how}, over the network; cache_dir= keeps copies", far=True)
 
 
 def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:

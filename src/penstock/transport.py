@@ -32,7 +32,7 @@ from penstock.urls import shown
 
 MOST_HOPS = 5
 MOST_IDLE = 32
-BUFFER_BYTES = 64 * 1024
+BUFFER_BYTES = 16 * 1024
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 

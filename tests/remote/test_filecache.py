@@ -129,6 +129,7 @@ def test_foreign_files_are_left_alone(tmp_path):
 
 def test_something_else_under_an_entrys_name_is_refused(tmp_path):
     cache = FileCache(str(tmp_path / "cache"))
+    os.mkdir(tmp_path / "cache")
     Path(cache.path(file(0))).write_bytes(b"short")
     with pytest.raises(Unsafe, match="5 bytes, not 50,000"):
         take(cache, 0)
@@ -143,7 +144,7 @@ def test_something_else_under_an_entrys_name_is_refused(tmp_path):
 def test_a_folder_that_anybody_may_write_to_is_refused(tmp_path):
     os.chmod(tmp_path, 0o777)
     with pytest.raises(ConfigError, match="anybody may write"):
-        FileCache(str(tmp_path))
+        take(FileCache(str(tmp_path)), 0)
 
 
 def test_a_failed_fetch_leaves_nothing(tmp_path):

@@ -1,8 +1,8 @@
 """Content that is read when it is needed, so that shuffling holds places of samples instead of samples.
 
-Where samples of local, uncompressed shards go straight into a shuffle, what goes through it is their names and where
-their fields lie; the fields are read when the shuffle gives a sample out. The order is the same, and a buffer of 500
-volumes takes kilobytes.
+Where samples of uncompressed shards go straight into a shuffle, what goes through it is their names and where their
+fields lie; the fields are read when the shuffle gives a sample out. The order is the same, and a buffer of 500 volumes
+takes kilobytes. The shards must be files here, or have copies here (``cache_dir=``).
 """
 
 from collections.abc import Iterator
@@ -34,9 +34,8 @@ class Later:
         return content.tobytes()
 
 
-def load_later(samples: Iterator[Any], run: Run, handler: Handler) -> Iterator[Any]:
+def load_later(samples: Iterator[Any], run: Run, handler: Handler, files: Files) -> Iterator[Any]:
     """The same samples with their content."""
-    files = Files()
     try:
         for sample in samples:
             try:
