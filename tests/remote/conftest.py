@@ -22,7 +22,7 @@ class Server:
         """Method, path and range of each request."""
         self.headers = []
         self.sent_bytes = 0
-        self.versions = Counter()
+        self.versions, self.etags = Counter(), {}
         self.extra_headers = {}
         self.gives_etag = self.gives_time = True
         self.lock = threading.Lock()
@@ -39,6 +39,7 @@ class Server:
     def put(self, name, data):
         """Another version of a file; returns its address."""
         self.files[f"/{name}"] = bytes(data)
+        self.etags[f"/{name}"] = md5(data).hexdigest()[:8]
         self.versions[f"/{name}"] += 1
         return f"{self.url}/{name}"
 
@@ -91,7 +92,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(status, headers, body, **how)
 
     def right(self, data, wanted):
-        headers = self.validators(data)
+        headers = self.validators()
         match = self.headers.get("If-Match")
         if match and match != headers.get("ETag"):
             return 412, {}, b""
@@ -104,11 +105,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return 416, {**headers, "Content-Range": f"bytes */{len(data)}"}, b""
         return 206, {**headers, "Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"}, data[begin:end]
 
-    def validators(self, data):
-        number = self.owner.versions[self.path.partition("?")[0]]
+    def validators(self):
+        path = self.path.partition("?")[0]
+        number = self.owner.versions[path]
         headers = {}
         if self.owner.gives_etag:
-            headers["ETag"] = f'"{md5(data).hexdigest()[:8]}-{number}"'
+            headers["ETag"] = f'"{self.owner.etags[path]}-{number}"'
         if self.owner.gives_time:
             headers["Last-Modified"] = formatdate(1_700_000_000 + number, usegmt=True)
         return headers
