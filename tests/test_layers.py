@@ -32,7 +32,7 @@ LAYERS = [
     ["wrap"],
     ["store"],
     ["chunkread", "members"],
-    ["rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
+    ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
     ["fileio", "codecs", "pictures"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
     ["machine", "spec", "sizes", "texts", "braces"],
