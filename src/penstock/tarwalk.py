@@ -21,18 +21,27 @@ import numpy as np
 from penstock import tarheader
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Truncated
 from penstock.fileio import Files, Handle, identify
+from penstock.tarblocks import usual
 from penstock.tarheader import BLOCK, EXTENDED, FILES, HEADER, IN_PIECES, QUICK_HEADER, USTAR, WITHOUT_BODY, low_adler
 from penstock.texts import Texts, decoded
 
-# The archive is read a window at a time while headers are near each other: large enough to make system calls cheap,
-# small enough to stay in a core's cache. Where the next header is farther away, only a page is read there: copying
-# 32 KiB costs about as much as another call.
-WINDOW_BYTES = 128 * 1024
+# The archive is read a window at a time while headers are near each other, in steps that grow: large enough to make
+# calls cheap, to the system and to numpy, small enough to stay in a core's cache. Where the next header is far away,
+# only a page is read there: copying 32 KiB costs about as much as another call.
+WINDOW_BYTES = 1024 * 1024
+FIRST_BYTES = 64 * 1024
 PAGE_BYTES = 4096
 NEAR_BYTES = 32 * 1024
 
+# So much of a window is worth looking at for many usual headers at a time. Where it has too few of them, the next ones
+# are understood one by one: at first so many, and twice as many each time.
+WORTH_BYTES = 64 * 1024
+WORTH_MEMBERS = 64
+ALONE_AT_FIRST = 32
+ALONE_AT_MOST = 4096
+
 # Long names and pax records have a body of their own. The longest path that a system takes has 4 KiB.
-LONGEST_RECORDS = WINDOW_BYTES
+LONGEST_RECORDS = 128 * 1024
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -73,10 +82,15 @@ class _Window:
         self._bytes = np.empty(WINDOW_BYTES, np.uint8)
         self.view = self._bytes.data
         self.begin = self.end = 0
+        self._near_bytes = min(FIRST_BYTES, WINDOW_BYTES)
 
     def move(self, at: int, length: int, *, seen: int) -> None:
         """Ahead to bytes that are in the file; ``seen`` is where those begin that were looked at last."""
-        read = WINDOW_BYTES if at - seen <= NEAR_BYTES else max(length, PAGE_BYTES)
+        if at - seen <= NEAR_BYTES:
+            read = max(length, self._near_bytes)
+            self._near_bytes = min(2 * self._near_bytes, WINDOW_BYTES)
+        else:
+            read, self._near_bytes = max(length, PAGE_BYTES), min(FIRST_BYTES, WINDOW_BYTES)
         end = min(at + read, self._size)
         self._handle.read_into(at, self._bytes[: end - at])
         self.begin, self.end = at, end
@@ -105,13 +119,21 @@ class _Walk:
     def to_end(self) -> MemberTable:
         """All members.
 
-        The usual header (a file, a short name, a size in digits, nothing told before) is understood in place, as a call
-        for every step would halve the speed. ``_entry`` understands that one and all others.
+        Where usual headers are near each other, many are understood at a time. Alone, the usual header (a file, a short
+        name, a size in digits, nothing told before) is understood in place, as a call for every step would halve the
+        speed. ``_entry`` understands that one and all others.
         """
         window, unpack, size = self.window, QUICK_HEADER.unpack_from, self.size
         names, ends, offsets, lengths = self.names, self.ends, self.offsets, self.lengths
-        at, seen = 0, 0
+        at, seen, alone, patience = 0, 0, 0, ALONE_AT_FIRST
         while True:
+            if alone == 0 and not self.told:
+                found, at = self._usual(at)
+                seen = at
+                if found < WORTH_MEMBERS:
+                    alone, patience = patience, min(2 * patience, ALONE_AT_MOST)
+                continue
+            alone = max(0, alone - 1)
             if at + BLOCK > window.end:
                 self._move(at, seen)
             begin = at - window.begin
@@ -134,6 +156,24 @@ class _Walk:
             else:
                 length = self._entry(block, body)
             at = body + -(-length // BLOCK) * BLOCK
+
+    def _usual(self, at: int) -> tuple[int, int]:
+        """Take in the usual members from ``at`` on, as far as the window goes; how many, and where the next stands."""
+        window = self.window
+        if at + WORTH_BYTES > window.end and at + BLOCK <= self.size:
+            self._move(at, at)
+        if at + BLOCK > window.end:
+            return 0, at
+        found = usual(
+            np.frombuffer(window.view[at - window.begin : window.end - window.begin], np.uint8),
+            (self.size - at) // BLOCK,
+        )
+        ends = np.cumsum(found.name_lengths) + len(self.names)
+        self.names += found.names.tobytes()
+        self.ends.frombytes(ends.tobytes())
+        self.offsets.frombytes((at + found.bodies * BLOCK).tobytes())
+        self.lengths.frombytes(found.lengths.tobytes())
+        return len(found), at + found.used * BLOCK
 
     def _entry(self, block: memoryview, body: int) -> int:
         """Take in any header, and say how long its body is."""
