@@ -66,6 +66,38 @@ class MemberTable:
             yield name, int(self.offsets[index]), int(self.lengths[index])
 
 
+class MemberList:
+    """A ``MemberTable`` in the making."""
+
+    def __init__(self) -> None:
+        self.names, self.ends = bytearray(), array("q")
+        self.offsets, self.lengths = array("q"), array("q")
+
+    def add(self, name: bytes, offset: int, length: int) -> None:
+        self.names += name
+        self.ends.append(len(self.names))
+        self.offsets.append(offset)
+        self.lengths.append(length)
+
+    def extend(self, names: np.ndarray, name_lengths: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> None:
+        self.ends.frombytes((np.cumsum(name_lengths) + len(self.names)).tobytes())
+        self.names += names.tobytes()
+        self.offsets.frombytes(offsets.tobytes())
+        self.lengths.frombytes(lengths.tobytes())
+
+    def last(self) -> bytes | None:
+        """The name of the last member."""
+        return bytes(self.names[self.ends[-2] if len(self.ends) > 1 else 0 :]) if self.ends else None
+
+    def table(self, path: str) -> MemberTable:
+        return MemberTable(
+            path,
+            Texts(np.frombuffer(self.names, np.uint8), np.frombuffer(self.ends, np.int64)),
+            np.frombuffer(self.offsets, np.int64),
+            np.frombuffer(self.lengths, np.int64),
+        )
+
+
 def walk(archive: str | Handle) -> MemberTable:
     """The members of an uncompressed archive, given by its path or by a handle lent from ``Files``."""
     if isinstance(archive, Handle):
@@ -109,8 +141,7 @@ class _Walk:
     def __init__(self, handle: Handle) -> None:
         self.path, self.size = handle.file.path, handle.file.size
         self.window = _Window(handle)
-        self.names, self.ends = bytearray(), array("q")
-        self.offsets, self.lengths = array("q"), array("q")
+        self.members = MemberList()
         self.told: dict[bytes, bytes] = {}
         """Path and size of the next member, as far as extended headers gave them."""
         self.told_of_all: dict[bytes, bytes] = {}
@@ -124,7 +155,7 @@ class _Walk:
         speed. ``_entry`` understands that one and all others.
         """
         window, unpack, size = self.window, QUICK_HEADER.unpack_from, self.size
-        names, ends, offsets, lengths = self.names, self.ends, self.offsets, self.lengths
+        add = self.members.add
         at, seen, alone, patience = 0, 0, 0, ALONE_AT_FIRST
         while True:
             if alone == 0 and not self.told:
@@ -140,17 +171,14 @@ class _Walk:
             block = window.view[begin : begin + BLOCK]
             name, digits, digits_end, checksum, kind, prefix = unpack(block)
             if adler32(block) & 0xFFFF != low_adler(checksum) and self._is_end(at, block):
-                return self._table()
+                return self.members.table(self.path)
             try:
                 length = int(digits, 8) if digits_end <= b" " else -1
             except ValueError:
                 length = -1  # not in 11 digits
             seen, body = at, at + BLOCK
             if kind == b"0" and prefix == b"\0" and name[99] == 0 and not self.told and 0 <= length <= size - body:
-                names += name[: name.find(0)]
-                ends.append(len(names))
-                offsets.append(body)
-                lengths.append(length)
+                add(name[: name.find(0)], body, length)
             elif kind in EXTENDED and length >= 0:
                 self._learn(kind, body, length)
             else:
@@ -168,11 +196,7 @@ class _Walk:
             np.frombuffer(window.view[at - window.begin : window.end - window.begin], np.uint8),
             (self.size - at) // BLOCK,
         )
-        ends = np.cumsum(found.name_lengths) + len(self.names)
-        self.names += found.names.tobytes()
-        self.ends.frombytes(ends.tobytes())
-        self.offsets.frombytes((at + found.bodies * BLOCK).tobytes())
-        self.lengths.frombytes(found.lengths.tobytes())
+        self.members.extend(found.names, found.name_lengths, at + found.bodies * BLOCK, found.lengths)
         return len(found), at + found.used * BLOCK
 
     def _entry(self, block: memoryview, body: int) -> int:
@@ -199,19 +223,8 @@ class _Walk:
         if body + length > self.size:
             self._cut(body, f"inside member {decoded(name)!r}", length)
         if kind in FILES:
-            self.names += name
-            self.ends.append(len(self.names))
-            self.offsets.append(body)
-            self.lengths.append(length)
+            self.members.add(name, body, length)
         return length
-
-    def _table(self) -> MemberTable:
-        return MemberTable(
-            self.path,
-            Texts(np.frombuffer(self.names, np.uint8), np.frombuffer(self.ends, np.int64)),
-            np.frombuffer(self.offsets, np.int64),
-            np.frombuffer(self.lengths, np.int64),
-        )
 
     def _move(self, at: int, seen: int) -> None:
         if at + BLOCK > self.size:
@@ -277,8 +290,8 @@ class _Walk:
 
     def _place(self, offset: int) -> str:
         """Where, for messages."""
-        last = bytes(self.names[self.ends[-2] if len(self.ends) > 1 else 0 :])
-        after = f"after {decoded(last)!r}, the last whole member" if self.ends else "before any whole member"
+        last = self.members.last()
+        after = "before any whole member" if last is None else f"after {decoded(last)!r}, the last whole member"
         return f"{self.path}, offset {offset:,} ({after})"
 
     def _cut(self, at: int, where: str, wanted: int) -> NoReturn:
