@@ -32,12 +32,12 @@ LAYERS = [
     ["wrap"],
     ["store"],
     ["chunkread", "members"],
-    ["rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
+    ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
     ["fileio", "codecs", "pictures"],
     ["remote", "filecache"],
     ["transport", "signing"],
-    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
-    ["machine", "spec", "sizes", "texts", "braces", "urls", "locks", "stopping"],
+    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
+    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping"],
     ["errors"],
 ]
 

@@ -79,6 +79,10 @@ class FileCache:
         """Where a file's copy is, if it is there."""
         return self._path(key_of(file), "cached")
 
+    def has(self, file: FileId) -> bool:
+        """Whether its copy is there now."""
+        return os.path.exists(self.path(file))
+
     # Reading.
 
     def _open(self, key: str, file: FileId) -> int | None:

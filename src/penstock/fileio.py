@@ -9,7 +9,8 @@ Rules:
 3. Handles are never shared across a fork: the child closes what it inherited and opens its own.
 4. A file is identified when it is parsed and checked when it is lent. Another size or time is an error, not other data.
 5. A file on another machine is read in ranges; with a cache, from its copy there, which is open only while it is lent,
-   so that the cache can make room. It is never mapped.
+   so that the cache can make room. Where a cache cannot hold all files that were opened, the first that fit have
+   copies and the others are read in ranges: they would push each other out with every read. None is ever mapped.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -94,7 +95,11 @@ class Files:
     """Open files, lent to whoever reads."""
 
     def __init__(
-        self, max_open: int = MAX_OPEN_FILES, remote: "Remote | None" = None, cache: FileCache | None = None
+        self,
+        max_open: int = MAX_OPEN_FILES,
+        remote: "Remote | None" = None,
+        cache: FileCache | None = None,
+        known: "Mapping[str, Head] | None" = None,
     ) -> None:
         if not isinstance(max_open, int) or max_open < 0:
             raise ConfigError(
@@ -102,7 +107,9 @@ class Files:
             )
         self.max_open = max_open
         self._remote, self.cache = remote, cache
-        self._heads: dict[str, Head] = {}
+        self._known: dict[str, Head] = dict(known or {})
+        """Files on other machines, as they were when they were identified last."""
+        self._just_asked: set[str] = set()
         self._reset()
         _EVERY_FILES.add(self)
 
@@ -111,7 +118,7 @@ class Files:
         self._changed = threading.Condition()
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.max_open, self._remote, self.cache)
+        return type(self), (self.max_open, self._remote, self.cache, self._known)
 
     @property
     def remote(self) -> "Remote":
@@ -126,7 +133,11 @@ class Files:
         """The file as it is now; ``path`` may be an address that was admitted."""
         if not is_remote(path):
             return identify(path, growing=growing)
-        head = self._heads.pop(path, None) or self.remote.head(path)
+        if path in self._just_asked:
+            self._just_asked.discard(path)
+        else:
+            self._known[path] = self.remote.head(path)
+        head = self._known[path]
         if not head.in_parts and self.cache is None:
             raise Unavailable(
                 f"{path}: the server cannot send parts of files, so single samples cannot be read from there. Pass "
@@ -137,8 +148,9 @@ class Files:
     def first_bytes(self, path: str) -> bytes:
         """What tells a file's format; fewer bytes if it is shorter."""
         if is_remote(path):  # the same request identifies it, and that is what comes next
-            head = self._heads[path] = self.remote.head(path)
-            return head.first
+            self._known[path] = self.remote.head(path)
+            self._just_asked.add(path)
+            return self._known[path].first
         return _beginning(path, HEAD_BYTES)
 
     def head_of(self, file: FileId, count: int) -> bytes:
@@ -152,7 +164,17 @@ class Files:
 
     def is_far(self, file: FileId) -> bool:
         """Whether each read of it is a journey, so that many at a time pay."""
-        return self.cache is None and is_remote(file.path)
+        return is_remote(file.path) and not self._keeps(file)
+
+    def _keeps(self, file: FileId) -> bool:
+        """Whether there is to be a copy of a file in the cache."""
+        if self.cache is None:
+            return False
+        limit = self.cache.limit_bytes
+        if limit is None or sum(head.file.size for head in self._known.values()) <= limit or self.cache.has(file):
+            return True
+        head = self._known.get(file.path)
+        return head is None or not head.in_parts or file.size > limit  # the last is an error, which tells of the limit
 
     @contextmanager
     def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
@@ -160,7 +182,7 @@ class Files:
         if not is_remote(file.path):
             with self._lend_local(file, mapped) as handle:
                 yield handle
-        elif self.cache is None:
+        elif self.cache is None or not self._keeps(file):
             yield RemoteHandle(file, self.remote)
         else:
             with self.cache.lent(file, lambda descriptor: self._fetch(file, descriptor)) as descriptor:
@@ -189,16 +211,18 @@ class Files:
             yield copy
 
     def copied(self, path: str) -> FileId | None:
-        """A file on another machine of which a copy can be kept here; None where there is no cache, or no telling how
-        long the file is."""
+        """A file on another machine of which a copy is kept here; None where there is no cache, no room in it, or no
+        telling how long the file is.
+        """
         from penstock.remote import NoLength
 
         if self.cache is None:
             return None
         try:
-            return self.identify(path)
+            file = self.identify(path)
         except NoLength:
             return None
+        return file if self._keeps(file) else None
 
     def _fetch(self, file: FileId, descriptor: int) -> None:
         """Write a file from another machine to an open one, and compare its checksum where the server gives one."""
@@ -334,26 +358,30 @@ class Handle:
             self._checked = now
 
     def read_into(self, offset: int, *targets: np.ndarray) -> None:
-        """Fill ``targets`` (contiguous), one behind the other, from ``offset`` on; an early end is an error."""
+        """Fill ``targets`` (each contiguous) one after another from ``offset`` on; an early end is an error."""
         views = [target.reshape(-1).view(np.uint8).data for target in targets]
         tally.mine().bytes_read += sum(map(len, views))
         self._fill(offset, views)
 
     def _fill(self, offset: int, views: list[memoryview]) -> None:
         """Short reads go on."""
-        done, wanted = 0, sum(map(len, views))
+        wanted = sum(map(len, views))
+        if wanted <= _MOST_PER_CALL and self._read_some(views, offset) == wanted:
+            return
+        for view in views:
+            self._read_all(view, offset)
+            offset += len(view)
+
+    def _read_all(self, view: memoryview, offset: int) -> None:
+        done, wanted = 0, len(view)
         while done < wanted:
-            got = self._read_some(_at_most(views, _MOST_PER_CALL), offset + done)
+            got = self._read_some([view[done : done + _MOST_PER_CALL]], offset + done)
             if got == 0:
                 raise Truncated(
                     f"{self.file.path}: {wanted:,} bytes were expected at offset {offset:,}, but the file ends after "
                     f"{done:,} of them"
                 )
             done += got
-            while views and got >= len(views[0]):
-                got -= len(views.pop(0))
-            if got:
-                views[0] = views[0][got:]
 
     def _read_some(self, views: list[memoryview], offset: int) -> int:
         try:
@@ -437,11 +465,6 @@ def _check_inside(file: FileId, offset: int, views: list[memoryview]) -> None:
             f"{file.path}: {wanted:,} bytes were expected at offset {offset:,}, but the file ends after "
             f"{max(0, file.size - offset):,} of them"
         )
-
-
-def _at_most(views: list[memoryview], most: int) -> list[memoryview]:
-    """As many of them as have so many bytes; of a longer one, its beginning."""
-    return views if sum(map(len, views)) <= most else [views[0][:most]] if len(views[0]) else views[1:]
 
 
 def _write(descriptor: int, view: memoryview) -> None:

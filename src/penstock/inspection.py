@@ -34,7 +34,7 @@ class Inspection:
             lines += [
                 f"{path.field}: {path.spec}, {format_size(raw)} in all{ratio}",
                 f"  stored     {path.layout}",
-                f"  read       {path.how}",
+                f"  read       {path.how}{', over the network' if path.far else ''}",
             ]
             if path.amplification > 1.05:
                 lines.append(f"  at random  {path.amplification:,.1f} bytes read for a byte delivered, row by row")

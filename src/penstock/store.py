@@ -104,6 +104,19 @@ class Choosing(Protocol):
 
 
 @runtime_checkable
+class Keyed(Protocol):
+    """A store whose samples have names of their own."""
+
+    def find(self, key: str) -> int | None:
+        """The first row of this name."""
+
+
+def find_key(store: Store, key: str) -> int | None:
+    """The first row of this name; None also where samples have none."""
+    return store.find(key) if isinstance(store, Keyed) else None
+
+
+@runtime_checkable
 class Explained(Protocol):
     """A store that reads from somewhere, and can tell how."""
 
@@ -153,6 +166,8 @@ class ExtentStore:
 
     def _spec(self, name: str) -> FieldSpec:
         array, cast, part = self._arrays[name], self._casts.get(name), self._parts.get(name)
+        if cast is None and part is None:
+            return array.spec
         return FieldSpec(cast.dtype if cast else array.stored, part.shape if part else array.shape)
 
     @cached_property
@@ -212,6 +227,10 @@ class ExtentStore:
         array = next(iter(self._arrays.values()))
         return Origin(array.file.path, array.sample(row))
 
+    def find(self, key: str) -> int | None:
+        array = next(iter(self._arrays.values()))
+        return array.keys.find(key) if isinstance(array, Members) else None
+
     def close(self) -> None:
         self._files.close()
 
@@ -260,7 +279,7 @@ def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None
 def _far_path(reader: _Reader, path: ReadPath) -> ReadPath:
     if not reader.files.is_far(reader.array.file):
         return path
-    return replace(path, how=f"{path.how}, over the network; cache_dir= keeps copies", far=True)
+    return replace(path, far=True)
 
 
 def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:

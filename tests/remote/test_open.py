@@ -1,7 +1,10 @@
 """``penstock.open`` of addresses: what local files give, from a web server and from an S3 server."""
 
 import io
+import os
+import signal
 import tarfile
+import threading
 
 import h5py
 import numpy as np
@@ -154,6 +157,9 @@ def test_a_cache_smaller_than_the_dataset(server, tmp_path):
     for row in (0, 27, 5, 13, 20, 1):
         assert ds[row]["cls"] == together(0, 1, 2, 3)["cls"][row]
     assert sum(each.stat().st_size for each in (tmp_path / "c").iterdir()) <= 2 * size + 100
+    assert [server.whole_downloads(f"{seed}.tar") for seed in range(4)] == [1, 1, 1, 1], "none pushes another out"
+    assert "over the network" in str(ps.inspect(ds))
+    assert "over the network" not in str(ps.inspect(f"{server.url}/{{0..1}}.tar", **how))
 
 
 def test_what_cannot_be_opened_says_so(server, tmp_path):
@@ -177,6 +183,19 @@ def test_hdf5_that_breaks_off_says_why(server, wrong, tmp_path):
         ps.open(url, remote=RemoteOptions(retries=1, deadline_s=2))
 
 
+def test_a_loader_can_be_closed_while_a_server_stalls(server, wrong):
+    url = server.put("x.npy", npy_bytes(np.zeros((20, 5000))))
+    patient = RemoteOptions(deadline_s=100, stall_timeout_s=100)
+    loader = ps.Loader(ps.open(url, remote=patient), batch_size=2, memory="64MiB", output="numpy")
+    server.always = wrong.stall(0, 12)
+    iteration = iter(loader)
+    closing = threading.Thread(target=loader.close)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    del iteration
+
+
 # S3.
 
 
@@ -195,15 +214,27 @@ def test_s3(bucket, tmp_path, monkeypatch):
         ds = ps.open(name, remote=remote, index_dir=tmp_path)
         assert np.array_equal(ds[:]["a.npy"], together(0, 1)["a.npy"])
         assert ds.origin(0).url == "s3://shards/a b/train+0.tar"
-    small = np.arange(12).reshape(3, 4)
-    client.put_object(Bucket="shards", Key="small.npy", Body=npy_bytes(small))
-    check_store(lambda: ps.open("s3://shards/small.npy", remote=remote).store, {"data": small})
     cached = ps.open(name, remote=remote, cache_dir=tmp_path / "c")
     assert np.array_equal(cached[:]["cls"], together(0, 1)["cls"])
     monkeypatch.setenv("AWS_ENDPOINT_URL", remote.store["endpoint"])
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     assert len(ps.open(name, index_dir=tmp_path)) == 2 * ROWS
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_s3_after_a_fork(bucket):
+    client, remote = bucket
+    client.put_object(Bucket="shards", Key="fork.npy", Body=npy_bytes(np.arange(5)))
+    ds = ps.open("s3://shards/fork.npy", remote=remote)
+    assert ds[3]["data"] == 3
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        os._exit(0 if ds[4]["data"] == 4 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ds[2]["data"] == 2
 
 
 def test_s3_of_everybody(bucket, tmp_path):
