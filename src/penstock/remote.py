@@ -105,7 +105,7 @@ class Remote:
     def after_fork(self) -> None:
         """Begin anew in a child process."""
         self._lock = threading.Lock()
-        self._signer = Signer(self.options.store, self.options.deadline_s)
+        self._signer.after_fork()
         self._connections.after_fork()
 
     def close(self) -> None:

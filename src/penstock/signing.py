@@ -33,6 +33,10 @@ class Signer:
         self._signed: dict[str, tuple[str, float]] = {}
         self._lock = threading.Lock()
 
+    def after_fork(self) -> None:
+        """What was signed stays valid; whoever held the lock is not here."""
+        self._lock = threading.Lock()
+
     def signed(self, url: str, *, anew: bool = False) -> str:
         """The address to read ``s3://bucket/key`` from."""
         with self._lock:
