@@ -90,18 +90,18 @@ class Loader:
         output: Literal["torch", "numpy"] = "torch",
     ) -> None:
         self._face = make_face(output, device)
-        self._held_before = held_bytes()
+        self.held_before = held_bytes()
         check_on_error(on_error)
         self.on_error, self.max_errors = on_error, max_errors
         self._order = order_of(ds, shuffle, seed, window)
-        self._deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
+        self.deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
         self._columns, self._axes = _check_columns(ds, columns), ds.axes
         self._store = self._face.prepare(*_chosen(ds, self._columns))
         limit, note = memory_limit(memory)
         self.request = Request(
             fields=self._store.fields,
             batch_rows=min(batch_size, len(self._order)),
-            steps=self._deal.steps,
+            steps=self.deal.steps,
             threads=_threads(threads),
             limit_bytes=limit,
             scratch_bytes=self._store.scratch_bytes,
@@ -115,7 +115,8 @@ class Loader:
         """What the plan was made from."""
         self.plan: Plan = make_plan(self.request)
         """What the loader will use, decided before anything is read."""
-        self._identity = {"data": ds.fingerprint, **self._order.describe()}
+        self.identity = {"data": ds.fingerprint, **self._order.describe()}
+        """What a saved position is checked against."""
         self._slots: Slots | None = None
         self._position = _Position(epoch=0, samples=0, begun=False)
         self._iteration: weakref.ref[Iteration] = lambda: None  # type: ignore[assignment]
@@ -125,7 +126,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches in a whole epoch, the same on every rank."""
-        return self._deal.steps
+        return self.deal.steps
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on from a loaded position. An iteration still under way ends."""
@@ -139,16 +140,14 @@ class Loader:
         team.start()
         return iteration
 
-    def begin(
-        self, epoch: int, samples: int, team: Team, wanted_at: Callable[[int], float] = float
-    ) -> "Iteration":
+    def begin(self, epoch: int, samples: int, team: Team, wanted_at: Callable[[int], float] = float) -> "Iteration":
         """An epoch from a position on, to be read by a team that may read for others too."""
         self._position = _Position(epoch, samples, begun=True)
         if self._slots is None:
             self._slots = Slots(self._store.fields, self.plan.batch_rows, self.plan.slots, self._face.pin)
         readers = Readers(
             self._store,
-            Epoch(epoch, self._order, replace(self._deal, start=samples)),
+            Epoch(epoch, self._order, replace(self.deal, start=samples)),
             self.plan,
             self._slots,
             team,
@@ -163,11 +162,11 @@ class Loader:
         at = self._position
         if at.samples >= len(self._order):
             at = _Position(at.epoch + 1, 0, begun=False)
-        return {"version": STATE_VERSION, "epoch": at.epoch, "samples": at.samples, **self._identity}
+        return {"version": STATE_VERSION, "epoch": at.epoch, "samples": at.samples, **self.identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved position at the next ``iter``; batch size, budget, threads and ranks may differ."""
-        position = _checked_state(state, self._identity, len(self._order))
+        position = _checked_state(state, self.identity, len(self._order))
         self._end_iteration("load_state_dict moved the loader while this iteration was under way; begin a new one")
         self._position = position
 
@@ -188,6 +187,11 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def added_bytes(self) -> int:
+        """Memory of batches beyond those planned for, while the caller keeps batches."""
+        return 0 if self._slots is None else (self._slots.count - self._slots.planned) * self.plan.batch_bytes
+
     def delivered(self, samples: int) -> None:
         """Take note of how far the epoch has come; called by the iteration."""
         self._position.samples = samples
@@ -206,7 +210,7 @@ class Loader:
         return self._store.origin(row)
 
     def _new_account(self, epoch: int, times: ReaderTimes) -> "_Account":
-        return _Account(epoch, self.plan, Meter(self._held_before), times, self._slots, self._files_left_out)
+        return _Account(epoch, self.plan, Meter(self.held_before), times, self._slots, self._files_left_out)
 
     def _identify(self, column: str, rows: np.ndarray) -> Any:
         if column == INDEX:
@@ -374,8 +378,7 @@ class Iteration:
         """Go on although the caller keeps batches, and say once when that goes beyond the budget."""
         slots, plan = self._readers.slots, self._readers.plan
         slots.ensure(plan.batches_filled_together)
-        added_bytes = (slots.count - slots.planned) * plan.batch_bytes
-        if plan.planned_bytes + added_bytes > plan.limit_bytes and not self._loader.told_kept:
+        if plan.planned_bytes + self._loader.added_bytes > plan.limit_bytes and not self._loader.told_kept:
             self._loader.told_kept = True
             warnings.warn(
                 f"{slots.lent} batches are being kept, each of {format_size(plan.batch_bytes)}. Their memory is yours, "
