@@ -33,11 +33,11 @@ LAYERS = [
     ["wrap"],
     ["store"],
     ["chunkread", "members"],
-    ["rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
+    ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
     ["fileio", "codecs", "pictures"],
     ["interleave"],
-    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
-    ["machine", "spec", "sizes", "texts", "braces"],
+    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
+    ["machine", "spec", "sizes", "texts", "braces", "tarheader"],
     ["errors"],
 ]
 

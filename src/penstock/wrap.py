@@ -19,6 +19,7 @@ from penstock.store import (
     Selecting,
     Store,
     digest,
+    find_key,
     read_share,
     shared_index,
     takes_rows_apart,
@@ -76,6 +77,9 @@ class Wrapper:
 
     def origin(self, row: int) -> Origin:
         return self.store.origin(row)
+
+    def find(self, key: str) -> int | None:
+        return find_key(self.store, key)
 
     def close(self) -> None:
         self.store.close()

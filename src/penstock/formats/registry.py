@@ -12,6 +12,7 @@ from typing import Literal
 from penstock.errors import ConfigError, Unavailable
 from penstock.fileio import Files
 from penstock.formats import hdf5, npy, tar
+from penstock.members import Wanted
 from penstock.store import Store
 
 ENTRY_POINT_GROUP = "penstock.formats"
@@ -29,6 +30,8 @@ class OpenOptions:
     on_error: Literal["raise", "skip"] = "raise"
     index_folder: str | None = None
     """Where tables of many chunks are kept; None keeps none."""
+    members: Wanted = field(default_factory=Wanted)
+    """What pictures, text and the like become, where samples are files."""
 
     def row_axis_of(self, name: str) -> int:
         """The axis of the rows of one dataset."""
