@@ -60,7 +60,7 @@ def make_joint_plan(requests: Mapping[str, Request]) -> JointPlan:
     for holder, bytes_ in _by_name(spent, threads).items():
         ledger.reserve(holder, bytes_)
     plans = {
-        name: one.plan(threads, {"batches": ledger.holders[_batches(name)]}, smallest_bytes)
+        name: one.plan(threads, {"batches": ledger.holders[_batches(name)]}, smallest_bytes, others=len(spent) - 1)
         for name, one in spent.items()
     }
     return JointPlan(any_request.limit_bytes, ledger.holders, plans, threads, smallest_bytes, any_request.limit_note)

@@ -149,15 +149,15 @@ class Spent:
         return slot_bytes(self.request.fields, self.request.batch_rows)
 
     def slots_wanted(self, threads: int) -> int:
-        """How many slots would be used if memory allowed."""
+        """How many slots would be used if memory allowed, with so many threads at work on this request."""
         wanted = min(_slots_wanted(self.request, threads, self.rows_per_read), self.request.steps + 1)
         return max(_least_slots(self.request, self.rows_per_read), wanted)
 
-    def plan(self, threads: int, holders: Mapping[str, int], smallest_bytes: int) -> Plan:
-        """This as a plan."""
-        request = self.request
+    def plan(self, threads: int, holders: Mapping[str, int], smallest_bytes: int, *, others: int = 0) -> Plan:
+        """This as a plan, where the threads work for so many others too."""
+        request, wanted = self.request, self.slots_wanted(_at_work(threads, 1 + others))
         return Plan(
-            request.limit_bytes, holders, request.batch_rows, self.batch_bytes, self.slots, self.slots_wanted(threads),
+            request.limit_bytes, holders, request.batch_rows, self.batch_bytes, self.slots, wanted,
             threads, self.rows_per_read, smallest_bytes, request.window_rows, _window_batches(request),
             request.limit_note, request.shuffle_quality, request.amplification, request.advice,
         )  # fmt: skip
@@ -205,7 +205,7 @@ def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
 
 def _more_slots(spent: Sequence[Spent], threads: int, free_bytes: int) -> list[int]:
     """Slots beyond the least, one each in turn until one does not fit."""
-    wanted = [one.slots_wanted(threads) - one.slots for one in spent]
+    wanted = [one.slots_wanted(_at_work(threads, len(spent))) - one.slots for one in spent]
     more = [0] * len(spent)
     while more != wanted:
         for number, one in enumerate(spent):
@@ -215,6 +215,11 @@ def _more_slots(spent: Sequence[Spent], threads: int, free_bytes: int) -> list[i
                     return more
                 more[number] += 1
     return more
+
+
+def _at_work(threads: int, requests: int) -> int:
+    """Threads at work on one of so many requests at a time."""
+    return -(-threads // requests)
 
 
 def least(request: Request) -> Spent:
