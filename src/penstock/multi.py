@@ -68,6 +68,8 @@ class MultiLoader:
     ) -> None:
         if mode not in ("together", "alternate"):
             raise ConfigError(f'mode={mode!r}: expected "together" or "alternate"')
+        if not isinstance(shuffle, bool):
+            raise ConfigError(f"shuffle={shuffle!r}: expected True or False; each dataset has an order of its own")
         check_seed(seed)
         self.mode = mode
         sizes = _batch_sizes(_checked(datasets), batch_size)
@@ -171,7 +173,7 @@ class MultiLoader:
                 f"yours, and goes beyond memory={format_size(self.plan.limit_bytes)}; keep copies of what you need, or "
                 f"fewer",
                 KeptBatches,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _wanted_at(self, name: str) -> Callable[[int], float]:

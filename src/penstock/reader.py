@@ -69,6 +69,14 @@ class Team:
             return
         self._stopping = True
         self.bell.put(None)
+        if (
+            threading.current_thread() in self._threads
+        ):  # the collector runs wherever it likes, and none can join itself
+            threading.Thread(target=self._end, name="penstock-end", daemon=True).start()
+        else:
+            self._end()
+
+    def _end(self) -> None:
         for thread in self._threads:
             thread.join()
         for readers in self._members:

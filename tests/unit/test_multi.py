@@ -4,6 +4,10 @@ import contextlib
 import gc
 import json
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -271,6 +275,40 @@ def open_data_files(folder: Path) -> int:
     return sum(str(each.resolve()).startswith(str(folder)) for each in descriptors)
 
 
+CTRL_C = """
+    import signal, sys, time
+    import numpy as np
+    import penstock as ps
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have it ignored
+    datasets = {name: ps.open(sys.argv[1]) for name in ("a", "b", "c")}
+    options = {"batch_size": 1, "memory": "64MiB", "output": "numpy", "threads": 3}
+    running = iter(ps.MultiLoader(datasets, mode="alternate", **options))
+    print("ready", flush=True)
+    for batch in running:
+        BODY
+"""
+
+
+def test_ctrl_c_ends_the_process(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3_000_000, 8), np.int8))
+    code = textwrap.dedent(CTRL_C.replace("BODY", "pass"))
+    command = [sys.executable, "-c", code, str(tmp_path / "a.npy")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        _, told = child.communicate(timeout=20)
+    assert "KeyboardInterrupt" in told
+    assert child.returncode != 0
+
+
+def test_interpreter_exit_with_a_live_iterator(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((1000, 8), np.int8))
+    code = textwrap.dedent(CTRL_C.replace("BODY", "break"))
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.npy")], timeout=20, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 class Stop(Exception):
     """Raised in a loop's body."""
 
@@ -472,6 +510,7 @@ def test_the_smallest_budget_is_named_and_works(subjects: Any) -> None:
         ({"samples": {**ROWS, "subj05": 0}}, "samples.*subj05"),
         ({"columns": ("voxels", "other")}, r"datasets\['subj01'\].*other"),
         ({"seed": -1}, "seed"),
+        ({"shuffle": ps.Shuffled(53)}, "shuffle"),
         ({"on_error": "ignore"}, "on_error"),
     ],
     ids=str,
