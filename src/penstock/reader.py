@@ -69,9 +69,8 @@ class Team:
             return
         self._stopping = True
         self.bell.put(None)
-        if (
-            threading.current_thread() in self._threads
-        ):  # the collector runs wherever it likes, and none can join itself
+        # The collector ends iterations wherever it happens to run, and no thread can wait for itself.
+        if threading.current_thread() in self._threads:
             threading.Thread(target=self._end, name="penstock-end", daemon=True).start()
         else:
             self._end()
