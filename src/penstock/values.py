@@ -84,10 +84,10 @@ def as_arrays(data: bytes) -> dict[str, np.ndarray]:
         raise DecodeFailed(f"not a whole npz file ({_first_line(error)})") from error
 
 
-# A text with one rare letter has four bytes a letter; the shortest things JSON can say, {} and [], become 72 bytes.
+# A text with one rare letter has four bytes a letter. Of what JSON can say, lists in lists take most: 88 bytes for two.
 BYTES = Values("bytes", bytes, 1)
 TEXT = Values("text", as_text, 4)
-JSON = Values("json", as_json, 40)
+JSON = Values("json", as_json, 48)
 ARRAY = Values("array", as_array, 2)
 ARRAYS = Values("arrays", as_arrays, 2 * ARRAYS_GROWTH)
 
