@@ -7,14 +7,13 @@ take more is an error. Nothing here unpickles.
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from penstock.errors import DecodeFailed, LimitExceeded, Unsafe
+from penstock.errors import DecodeFailed, LimitExceeded, PenstockError, Unsafe
 
 # Python's own share of any object.
 OBJECT_BYTES = 128
@@ -80,7 +79,9 @@ def as_arrays(data: bytes) -> dict[str, np.ndarray]:
                     f"much; save it uncompressed, or give a decoder of your own with decoders="
                 )
             return {each.filename.removesuffix(".npy"): as_array(archive.read(each)) for each in found}
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, RuntimeError) as error:
+    except PenstockError:
+        raise
+    except Exception as error:  # zipfile and what it unpacks with raise a dozen kinds between them
         raise DecodeFailed(f"not a whole npz file ({_first_line(error)})") from error
 
 

@@ -1,12 +1,15 @@
 """What values of no fixed size take in memory stays below what is planned for them, whatever they say."""
 
 import io
+import random
 import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
 
 from penstock import values
+from penstock.errors import PenstockError
 
 
 def npz(**arrays):
@@ -51,3 +54,28 @@ def test_a_value_takes_no_more_than_planned(case):
         tracemalloc.stop()
     assert value is not None
     assert taken <= kind.most_bytes(len(data)), f"{taken / len(data):.1f} bytes for each byte stored"
+
+
+def packed(method):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        inner = io.BytesIO()
+        np.save(inner, np.arange(50))
+        archive.writestr("a.npy", inner.getvalue())
+    return stream.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore")  # numpy's, of what mutants say in their headers
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_npz_is_an_error_of_ours(method):
+    """Only those can be left out of a batch."""
+    rng, whole, failed = random.Random(0), packed(method), 0
+    for _ in range(400):
+        data = bytearray(whole)
+        for _ in range(rng.choice([1, 1, 2, 4])):
+            data[rng.randrange(len(data))] = rng.choice([0, 1, 255, rng.randrange(256)])
+        try:
+            values.as_arrays(bytes(data))
+        except PenstockError:
+            failed += 1
+    assert failed > 50
