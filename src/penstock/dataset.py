@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock import index
 from penstock.braces import expand_braces
+from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
@@ -28,7 +29,7 @@ from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store, find_key
 from penstock.urls import is_remote
 from penstock.within import within
-from penstock.wrap import Permuted, cast_fields, select_part
+from penstock.wrap import Padded, Permuted, cast_fields, select_part
 
 if TYPE_CHECKING:
     from penstock.remote import RemoteOptions
@@ -161,6 +162,33 @@ class Dataset:
         return Dataset(
             self.store, self.casts, self.left_out, {**self.axes, field: tuple(before[axis] for axis in axes)}
         )
+
+    def pad(self, field: str, *, to: int, value: float = 0) -> "Dataset":
+        """Fill each row of ``field`` up with ``value``, along its first axis, to a length of ``to``.
+
+        Datasets whose rows differ in length (voxels of different subjects) can then be put one after another.
+        """
+        spec = self._known(field)
+        if field in self.axes:
+            raise ConfigError(f"pad({field!r}, …): its axes were permuted; pad first, then permute")
+        if not spec.shape:
+            raise ConfigError(f"pad({field!r}, …): its rows are single numbers ({spec}), which have no length")
+        if not isinstance(to, int) or to < spec.shape[0]:
+            raise ConfigError(
+                f"pad({field!r}, to={to!r}): expected a whole number, at least the {spec.shape[0]:,} there"
+            )
+        wanted, stored = _as(value, spec.dtype), _as(value, self.store.fields[field].dtype)
+        if wanted is None:
+            raise ConfigError(f"pad({field!r}, value={value!r}): {spec.dtype} has no such value")
+        if stored is not None and field in self.casts:
+            converted = np.empty(1, spec.dtype)
+            convert(stored, converted, self.casts[field])
+            stored = stored if np.array_equal(converted, wanted, equal_nan=True) else None
+        if stored is not None:  # the declared conversion makes of it what is wanted
+            return self._with(Padded(self.store, field, to, stored), self.casts)
+        below = cast_fields(self.store, {field: self.casts[field]})
+        others = {name: cast for name, cast in self.casts.items() if name != field}
+        return self._with(Padded(below, field, to, wanted), others)
 
     def cast(
         self, field: str, dtype: Any, scale: float = 1.0, offset: float = 0.0, *, divisor: float = 1.0
@@ -367,6 +395,18 @@ class _Opened(Dataset):
 
     def refresh(self) -> Dataset:
         return _Opened(self._path, self._options)
+
+
+def _as(value: float, dtype: np.dtype) -> np.ndarray | None:
+    """One value in this dtype; None where there is none such. Floats may be rounded."""
+    try:
+        with np.errstate(all="ignore"):
+            given = np.asarray(value).reshape(1)
+            found = given.astype(dtype)
+    except (TypeError, ValueError):
+        return None
+    kept = np.isfinite(found) == np.isfinite(given) if dtype.kind in "fc" else found == given
+    return found if kept.all() else None
 
 
 def _wanted(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> Wanted:

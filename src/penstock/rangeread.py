@@ -4,6 +4,7 @@ Of rows of which only a part is wanted, the ranges worth reading are read: those
 gaps between them that cost less to read than another call would.
 """
 
+from itertools import repeat
 from math import prod
 
 import numpy as np
@@ -86,7 +87,9 @@ class RangeReader:
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         array = self.array
         with self.files.lend(array.file) as handle:
-            for first, place, count in coalesce.neighbours(rows, at):
+            whole = target.flags.c_contiguous
+            runs = coalesce.neighbours(rows, at) if whole else zip(rows.tolist(), at.tolist(), repeat(1), strict=False)
+            for first, place, count in runs:
                 offset = array.offset + first * array.row_bytes
                 goal = target[place : place + count]
                 if self.cast:
@@ -172,7 +175,7 @@ class GatherReader:
         with self.files.lend(array.file, mapped=True) as handle:
             end = array.offset + array.rows * array.row_bytes
             stored = handle.bytes[array.offset : end].reshape(array.rows, array.row_bytes)
-            if self.cast is None and self.flat is None and coalesce.consecutive(at):
+            if self.cast is None and self.flat is None and coalesce.consecutive(at) and target.flags.c_contiguous:
                 goal = target[int(at[0]) : int(at[0]) + len(at)].reshape(len(at), -1).view(np.uint8)
                 np.take(stored, rows, axis=0, out=goal, mode="clip")  # clip: the one mode that copies straight to out
                 return

@@ -71,6 +71,11 @@ def shared_index(store: Store) -> dict[int, int]:
     return found
 
 
+def takes_rows_apart(store: Store) -> bool:
+    """Whether ``out`` may hold rows that do not follow each other in memory, such as the first part of longer ones."""
+    return bool(getattr(store, "takes_rows_apart", False))
+
+
 @runtime_checkable
 class Sharing(Protocol):
     """A store whose blocks several threads can read together."""
@@ -148,6 +153,8 @@ def digest(*parts: object) -> str:
 
 class ExtentStore:
     """Fields whose bytes lie at known places of one file."""
+
+    takes_rows_apart = True
 
     def __init__(
         self,

@@ -345,7 +345,7 @@ def test_it_can_be_sent_to_other_processes(server):
 def test_a_thread_that_waits_can_be_stopped(server, wrong):
     some, file = opened(server, files(RemoteOptions(deadline_s=60, stall_timeout_s=60)))
     server.always = wrong.stall(0, 15)
-    asked, said = threading.Event(), []
+    asked, said = stopping.Flag(), []
 
     def work():
         stopping.watch(asked)
@@ -357,7 +357,7 @@ def test_a_thread_that_waits_can_be_stopped(server, wrong):
     thread = threading.Thread(target=work)
     thread.start()
     time.sleep(0.2)
-    asked.set()
+    asked.is_set = True
     thread.join(10)
     assert not thread.is_alive()
     assert "interrupted" in said[0]
