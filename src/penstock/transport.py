@@ -217,12 +217,9 @@ class Connections:
 
     def get(self, url: str, headers: Mapping[str, str], private: Mapping[str, str], clock: Clock) -> Answer:
         """The answer to a GET, redirects followed; ``private`` headers go to the host of ``url`` alone."""
-        try:
-            home = urlsplit(url)
-            if home.username is not None:
-                private = {**private, "Authorization": _basic(home.username, home.password or "")}
-        except ValueError as error:
-            raise ConfigError(f"is no address ({_words(error)})") from None
+        home = _split(url)
+        if home.username is not None:
+            private = {**private, "Authorization": _basic(home.username, home.password or "")}
         for _ in range(MOST_HOPS + 1):
             answer = self._ask(url, {**headers, **private} if _is_at_home(home, url) else headers, clock)
             if answer.status not in REDIRECTS:
@@ -232,11 +229,8 @@ class Connections:
         raise Unavailable(f"is redirected more than {MOST_HOPS} times, last to {shown(url)}")
 
     def _ask(self, url: str, headers: Mapping[str, str], clock: Clock) -> Answer:
-        try:
-            parts = urlsplit(url)
-            place = (parts.scheme, parts.hostname or "", parts.port)
-        except ValueError as error:
-            raise ConfigError(f"is no address ({_words(error)})") from None
+        parts = _split(url)
+        place = (parts.scheme, parts.hostname or "", parts.port)
         target = quote(parts.path or "/", safe=_IN_TARGETS)
         if parts.query:
             target += f"?{quote(parts.query, safe=_IN_TARGETS + '?')}"
@@ -309,16 +303,25 @@ class Connections:
 
 def _is_at_home(home: SplitResult, url: str) -> bool:
     """The same host and port; or that host's https, where it was asked by http."""
-    now = urlsplit(url)
+    now = _split(url)
     same = (now.scheme, now.port) == (home.scheme, home.port)
     return now.hostname == home.hostname and (same or (home.scheme, now.scheme) == ("http", "https"))
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  a port that is no number is found out when it is asked for
+    except ValueError as error:
+        raise ConfigError(f"is no address ({_words(error)})") from None
+    return parts
 
 
 def _next_hop(url: str, location: str) -> str:
     if not location:
         raise Unavailable("is redirected, but the server does not say where to; of a bucket, check the region")
     found = urljoin(url, location)
-    old, new = urlsplit(url), urlsplit(found)
+    old, new = _split(url), _split(found)
     if new.scheme not in ("http", "https") or not new.hostname:
         raise Unavailable(f"is redirected to {shown(found)!r}, which is no address of a web server")
     if (old.scheme, new.scheme) == ("https", "http"):

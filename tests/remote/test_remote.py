@@ -388,5 +388,8 @@ def test_settings_are_checked():
     for wrong_one in ({"retries": -1}, {"deadline_s": 0}, {"connect_timeout_s": "soon"}, {"stall_timeout_s": -2}):
         with pytest.raises(ConfigError, match=next(iter(wrong_one))):
             RemoteOptions(**wrong_one)
+    for address in ("http://host:port/x", "http://[::1/x", "http:///x"):
+        with pytest.raises((ConfigError, Unavailable), match="address"):
+            files(QUICK).identify(address)
     with pytest.raises(ConfigError, match="line break"):
         files(RemoteOptions(headers={"A": "b\r\nc"})).identify("http://127.0.0.1:1/x")
