@@ -35,15 +35,18 @@ LAYERS = [
     ["chunkread", "members"],
     ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
     ["fileio", "codecs", "pictures"],
+    ["remote", "filecache"],
+    ["transport", "signing"],
     ["interleave"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
-    ["machine", "spec", "sizes", "texts", "braces", "tarheader"],
+    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping"],
     ["errors"],
 ]
 
 # Who may import what is not numpy or Python's own.
 DOORS = {
     "torch": {"pytorch", "cli", "testing"},
+    "obstore": {"signing"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }
 

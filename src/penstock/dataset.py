@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from penstock.braces import expand_braces
 from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
-from penstock.fileio import MAX_OPEN_FILES, Files
+from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, format_of
 from penstock.mapped import Mapped, Transform
@@ -27,8 +27,12 @@ from penstock.pictures import MAX_PIXELS, Fit
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store, find_key
+from penstock.urls import is_remote
 from penstock.within import within
 from penstock.wrap import Padded, Permuted, cast_fields, select_part
+
+if TYPE_CHECKING:
+    from penstock.remote import RemoteOptions
 
 Path = str | os.PathLike[str]
 Index = int | np.integer | slice | Sequence[int] | np.ndarray
@@ -287,13 +291,16 @@ def open(
     swmr: bool = False,
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
+    cache_dir: Path | None = None,
+    cache_bytes: int | str | None = None,
+    remote: "RemoteOptions | None" = None,
     size: int | tuple[int, int] | None = None,
     fit: Fit = "resize",
     max_pixels: int = MAX_PIXELS,
     decoders: Decoders | None = None,
 ) -> Dataset:
     """Open files as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or ``"train-{000..017}.tar"``, or
-    a list of them.
+    a list of them. Files may lie on other machines: ``"https://…/train-{000..017}.tar"``, ``"s3://bucket/*.h5"``.
 
     Several files follow each other as given; the files of a pattern in natural order (session 2 before session 10).
 
@@ -305,6 +312,10 @@ def open(
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the
                      user's cache folder (or $PENSTOCK_CACHE)
+    cache_dir:       a folder for whole copies of files on other machines, shared by all processes that name it; None
+                     reads ranges over the network
+    cache_bytes:     how much that folder may hold ("200GB"); None for as much as the disk does
+    remote:          how patient to be with servers: ``penstock.remote.RemoteOptions``
     size:            bring pictures of any size to this one: (height, width), or one number for both
     fit:             how: "resize" stretches, "cover" scales and cuts off what stands out, "crop" cuts out the middle
     max_pixels:      pictures that declare more are refused before they are decoded
@@ -319,7 +330,7 @@ def open(
     options = OpenOptions(
         None if fields is None else tuple(fields),
         allow_fill,
-        Files(max_open_files),
+        remote_files(cache_dir, cache_bytes, remote, max_open=max_open_files),
         row_axis,
         swmr,
         on_error,
@@ -366,11 +377,11 @@ class _Opened(Dataset):
     def __init__(self, path: Path | Sequence[Path], options: OpenOptions) -> None:
         self._path, self._options = path, options
         left_out: list[DataError | SourceError] = []
-        paths = _paths(path, left_out if options.on_error == "skip" else None)
+        paths = _paths(path, options.files, left_out if options.on_error == "skip" else None)
         stores = []
         for each in paths:
             try:
-                stores.append(format_of(each).open(each, options))
+                stores.append(format_of(each, options.files).open(each, options))
             except (DataError, SourceError) as error:
                 if options.on_error == "raise":
                     raise
@@ -466,13 +477,15 @@ def _join_rows(label: str, dataset: Dataset, rows: Any) -> np.ndarray:
         raise type(error)(f"join: {label}: {error}") from None
 
 
-def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] | None = None) -> list[str]:
+def _paths(
+    path: Path | Iterable[Path], files: Files, left_out: list[DataError | SourceError] | None = None
+) -> list[str]:
     """The files that are meant; those that are not there go to ``left_out``, if there is one."""
     if not isinstance(path, str | os.PathLike):
         found = []
         for one in path:
             try:
-                found += _paths(one)
+                found += _paths(one, files)
             except Missing as error:
                 if left_out is None:
                     raise
@@ -481,18 +494,30 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
             raise Missing("no files: the list of paths is empty")
         return found
     name = os.fspath(path)
+    if is_remote(name):
+        return _addresses(name, files)
     if os.path.isfile(name):
         return [name]
     if os.path.isdir(name):
         raise ConfigError(f"{name}: is a folder; name the files in it, for example {os.path.join(name, '*.hdf5')!r}")
     if "{" in name and (expanded := _expanded(name)) != [name]:
-        return _paths(expanded, left_out)
+        return _paths(expanded, files, left_out)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted((each for each in glob.glob(name, recursive=True) if os.path.isfile(each)), key=_natural)
     if not matches:
         raise Missing(f"{name}: the pattern matches no file (looked in {os.path.dirname(os.path.abspath(name))})")
     return matches
+
+
+def _addresses(pattern: str, files: Files) -> list[str]:
+    """Files on other machines, by what may be shown of their addresses."""
+    found: list[str] = []
+    for each in _expanded(pattern):
+        # What follows a question mark in an address of the web is no pattern.
+        starred = glob.has_magic(each.replace("?", "")) if each.startswith("s3://") else "*" in each.partition("?")[0]
+        found += sorted(files.remote.listed(each), key=_natural) if starred else [each]
+    return [files.remote.admit(each) for each in found]
 
 
 def _expanded(name: str) -> list[str]:

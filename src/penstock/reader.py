@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from penstock import memory, tally
+from penstock import memory, stopping, tally
 from penstock.errors import DataError, SourceError, WorkerDied
 from penstock.pieces import WHOLE, Share
 from penstock.plan import Plan
@@ -48,6 +48,7 @@ class Team:
         self._gone = 0
         self._turn = threading.Lock()
         self._stopping = False
+        self._asked_to_stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, name=f"penstock-reader-{number}", daemon=True)
             for number in range(threads)
@@ -68,6 +69,7 @@ class Team:
         if self._gone < len(self._members):
             return
         self._stopping = True
+        self._asked_to_stop.set()
         self.bell.put(None)
         # The collector ends iterations wherever it happens to run, and no thread can wait for itself.
         if threading.current_thread() in self._threads:
@@ -84,6 +86,7 @@ class Team:
 
     def _work(self) -> None:
         memory.prepare(max(readers.scratch_bytes for readers in self._members))
+        stopping.watch(self._asked_to_stop)
         try:
             while (work := self._next()) is not None:
                 readers, read = work

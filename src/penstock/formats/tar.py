@@ -12,7 +12,7 @@ import numpy as np
 from penstock import members, pictures, savedcolumns, tarindex
 from penstock.errors import DataError, Missing, SchemaMismatch
 from penstock.extents import Extents, FileId, Members
-from penstock.fileio import Handle, identify
+from penstock.fileio import Handle
 from penstock.members import Picture
 from penstock.store import ExtentStore, Store
 from penstock.tarindex import NOT_THERE, SampleTable
@@ -29,8 +29,8 @@ MOST_TRIED = 100
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The samples of one archive."""
-    file = identify(path)
-    table = _table(file, options.index_folder)
+    file = options.files.identify(path)
+    table = _table(file, options)
     names = options.fields or tuple(name for name in table.fields if members.is_known(name, options.members))
     if not names:
         raise Missing(
@@ -41,11 +41,14 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     return ExtentStore(arrays, options.files)
 
 
-def _table(file: FileId, folder: str | None) -> SampleTable:
-    if folder is None:
-        return tarindex.group(tarindex.walk(file.path))
-    found = tarindex.load(folder, file)
-    return found or tarindex.save(folder, file, tarindex.group(tarindex.walk(file.path)))
+def _table(file: FileId, options: "OpenOptions") -> SampleTable:
+    folder = options.index_folder
+    found = None if folder is None else tarindex.load(folder, file)
+    if found is not None:
+        return found
+    with options.files.lend_in_order(file) as handle:
+        table = tarindex.group(tarindex.walk(handle))
+    return table if folder is None else tarindex.save(folder, file, table)
 
 
 def _members(file: FileId, table: SampleTable, name: str, options: "OpenOptions") -> Members:
@@ -98,7 +101,7 @@ def _largest_picture(file: FileId, table: SampleTable, name: str, options: "Open
         return min(largest, options.members.max_pixels)
     column = table.fields.index(name)
     largest = 0
-    with options.files.lend(file) as handle:
+    with options.files.lend_in_order(file) as handle:
         for offset, length in zip(table.offsets[:, column].tolist(), table.lengths[:, column].tolist(), strict=True):
             if offset != NOT_THERE:
                 largest = max(largest, _pixels(handle, offset, length))
