@@ -81,8 +81,10 @@ class MultiLoader:
         }
         self._held_before = next(iter(self._members.values())).held_before
         limit, note = memory_limit(memory)
+        requests = {name: member.request for name, member in self._members.items()}
+        threads = max(request.threads for request in requests.values())
         self.plan: JointPlan = make_joint_plan(
-            {name: replace(m.request, limit_bytes=limit, limit_note=note) for name, m in self._members.items()}
+            {name: replace(r, threads=threads, limit_bytes=limit, limit_note=note) for name, r in requests.items()}
         )
         """What the loader will use, decided before anything is read."""
         for name, member in self._members.items():

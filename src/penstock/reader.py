@@ -77,7 +77,8 @@ class Team:
 
     def _end(self) -> None:
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:  # or else it was never started: the system had no more, say
+                thread.join()
         for readers in self._members:
             readers.let_go()
 
