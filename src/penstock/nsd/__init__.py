@@ -1,0 +1,25 @@
+"""The Natural Scenes Dataset: trials, voxels and pictures of a subject, ready to train on.
+
+Composition over penstock's core; nothing in the core knows NSD. ``docs/nsd.md`` shows how it is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.nsd.synthetic import synthesize
+
+__all__ = ["synthesize"]
+
+_HOME_OF = {"synthesize": "synthetic"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'penstock.nsd' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"penstock.nsd.{_HOME_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
