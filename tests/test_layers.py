@@ -27,7 +27,7 @@ LAYERS = [
     ["inspection"],
     ["dataset"],
     ["formats"],
-    ["mapped"],
+    ["mapped", "gathered", "normalized"],
     ["combine"],
     ["wrap"],
     ["store"],
