@@ -7,11 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.nsd.dataset import NSDDataset
+    from penstock.nsd.regions import Voxels
+    from penstock.nsd.stimuli import Pictures, text
+    from penstock.nsd.subject import NSD, subjects
     from penstock.nsd.synthetic import synthesize
 
-__all__ = ["synthesize"]
+__all__ = ["NSD", "NSDDataset", "Pictures", "Voxels", "subjects", "synthesize", "text"]
 
-_HOME_OF = {"synthesize": "synthetic"}
+_HOME_OF = {
+    "NSD": "subject", "NSDDataset": "dataset", "Pictures": "stimuli", "Voxels": "regions", "subjects": "subject",
+    "synthesize": "synthetic", "text": "stimuli",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,8 @@ RUNS = 12
 REPS = 3
 """Times each picture was planned to be shown."""
 
+FIELD = "betas"
+"""The dataset of a session's file."""
 SCALE = 300
 """Betas are stored as whole numbers, so many to the percent of signal change."""
 
