@@ -64,13 +64,16 @@ class Gathered(Wrapper):
         below = self.store.blocks
         if below is None or len(self) == 0:
             return None
-        which = np.searchsorted(below, self.rows, side="right")
-        there = self.rows != NO_ROW
-        first = np.where(there, which, np.iinfo(np.int64).max).min(axis=1)
-        if (first != np.where(there, which, -1).max(axis=1)).any():
+        which, there = np.searchsorted(below, self.rows, side="right"), self.rows != NO_ROW
+        first = np.where(there, which, len(below) + 1).min(axis=1)
+        some = there.any(axis=1)
+        if not some.any() or (first != np.where(there, which, 0).max(axis=1))[some].any():
             return None
-        starts = np.flatnonzero(np.diff(first, prepend=-1))
-        return starts if len(starts) == len(np.unique(first)) < len(self) else None
+        # A sample without any row can come with any block: with that of the next sample that has one.
+        following = np.searchsorted(np.flatnonzero(some), np.arange(len(self)))
+        block = first[some][np.minimum(following, some.sum() - 1)]
+        starts = np.flatnonzero(np.diff(block, prepend=0))
+        return starts if len(starts) == len(np.unique(block)) < len(self) else None
 
     @property
     def fingerprint(self) -> str:

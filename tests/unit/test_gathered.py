@@ -49,7 +49,7 @@ def store_values(store):
 def test_rows_of_one_block_stay_together(tmp_path, values):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("data", data=values, chunks=(5, 2, 3))
-    near = np.array([[0, 1], [4, -1], [2, 2], [5, 9], [6, 5]])
+    near = np.array([[0, 1], [4, -1], [2, 2], [-1, -1], [5, 9], [6, 5], [-1, -1]])
     ds = ps.open(tmp_path / "a.h5", index_dir=False).gather(near, absent="zeros")
     assert ds.store.blocks.tolist() == [0, 3]
     check_store(lambda: ds.store, {"data": stacked(values, near, "zeros")})
