@@ -172,3 +172,22 @@ def test_refusals(tmp_path, options, told):
 def test_scales_that_cannot_be(wrong):
     with pytest.raises(ConfigError):
         Scale(**wrong)
+
+
+def test_commands_from_nothing_to_copies(tmp_path, capsys):
+    root = str(tmp_path / "nsd")
+    assert main(["nsd", "synthesize", root, "--shards", "--mindeye2", "--coco", "8"]) == 0
+    assert (tmp_path / "nsd" / "webdataset_avg_split" / "train" / "train_subj01_0.tar").is_file()
+    assert (tmp_path / "nsd" / "wds" / "subj01" / "new_test" / "0.tar").is_file()
+    assert main(["nsd", "show", root]) == 0
+    shown = capsys.readouterr().out
+    assert "3 sessions, 72 trials of 24 pictures; 12 trials shared" in shown
+    assert "region nsdgeneral: 27 voxels" in shown
+    assert main(["nsd", "prepare", root, "--whole-brain"]) == 0
+    assert "all there; datasets of these voxels use it" in capsys.readouterr().out
+    assert main(["nsd", "prepare", root, "--whole-brain"]) == 0
+    assert "was all there already" in capsys.readouterr().out
+    assert main(["nsd", "prepare", root, "--roi", "V9"]) == 2
+    assert "roi='V9': no such region. There are: nsdgeneral" in capsys.readouterr().err
+    assert main(["nsd", "show", str(tmp_path)]) == 2
+    assert "There is no nsddata_betas in" in capsys.readouterr().err

@@ -8,17 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.nsd.dataset import NSDDataset
+    from penstock.nsd.loaders import get_dataloaders
+    from penstock.nsd.mindeye2_files import mindeye2
     from penstock.nsd.regions import Voxels
     from penstock.nsd.stimuli import Pictures, text
     from penstock.nsd.subject import NSD, subjects
     from penstock.nsd.synthetic import synthesize
 
-__all__ = ["NSD", "NSDDataset", "Pictures", "Voxels", "subjects", "synthesize", "text"]
+__all__ = ["NSD", "NSDDataset", "Pictures", "Voxels", "get_dataloaders", "mindeye2", "subjects", "synthesize", "text"]
 
 _HOME_OF = {
-    "NSD": "subject", "NSDDataset": "dataset", "Pictures": "stimuli", "Voxels": "regions", "subjects": "subject",
-    "synthesize": "synthetic", "text": "stimuli",
-}  # fmt: skip
+    "NSD": "subject",
+    "NSDDataset": "dataset",
+    "Pictures": "stimuli",
+    "Voxels": "regions",
+    "get_dataloaders": "loaders",
+    "mindeye2": "mindeye2_files",
+    "subjects": "subject",
+    "synthesize": "synthetic",
+    "text": "stimuli",
+}
 
 
 def __getattr__(name: str) -> Any:
