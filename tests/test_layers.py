@@ -41,6 +41,7 @@ LAYERS = [
 
 # Who may import what is not numpy or Python's own.
 DOORS = {
+    "matplotlib": {"cli"},
     "torch": {"pytorch", "cli", "testing"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }
