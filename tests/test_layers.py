@@ -35,7 +35,7 @@ LAYERS = [
     ["chunkread", "members"],
     ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
     ["fileio", "codecs", "pictures"],
-    ["remote", "filecache"],
+    ["remote", "filecache", "packing"],
     ["transport", "signing"],
     ["interleave"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],

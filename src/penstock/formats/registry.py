@@ -6,7 +6,6 @@ A format is a frozen value and one function from a path to a store. See ``format
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import PurePath
 from typing import Literal
 
 from penstock.errors import ConfigError
@@ -58,6 +57,7 @@ BUILT_IN = (
     Format("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file),
     Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
     Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
+    Format("compressed tar", tar.COMPRESSED_SUFFIXES, b"", tar.open_compressed),
 )
 
 
@@ -73,7 +73,7 @@ def format_of(path: str, files: Files) -> Format:
     """The format of an existing file."""
     head = files.first_bytes(path)
     by_content = [known for known in formats() if known.begins(head)]
-    by_name = [known for known in formats() if PurePath(base_name(path)).suffix.lower() in known.suffixes]
+    by_name = [known for known in formats() if base_name(path).lower().endswith(known.suffixes)]
     for known in (*by_content, *by_name):
         return known
     known_names = ", ".join(f"{known.name} ({' '.join(known.suffixes)})" for known in formats())
