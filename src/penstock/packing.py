@@ -70,11 +70,10 @@ MAGIC_BYTES = max(map(len, COMPRESSED))
 def pieces(source: Readable, name: str, piece_bytes: int) -> Iterator[bytes]:
     """What a compressed stream holds, in pieces of at most so many bytes."""
     begun = source.read(MAGIC_BYTES)
-    reader = next(
-        (make(Rest(source, begun), name) for magic, make in COMPRESSED.items() if begun.startswith(magic)), None
-    )
-    if reader is None:
+    unpack = next((unpack for magic, unpack in COMPRESSED.items() if begun.startswith(magic)), None)
+    if unpack is None:
         raise Corrupt(f"{name}: begins with {begun!r}, which is neither gzip, bzip2, xz nor zstd")
+    reader = unpack(Rest(source, begun), name)
     done = 0
     while True:
         try:
