@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import data, hdf5, records, several, shards, volumes
+from benchmarks import data, hdf5, nsd, records, several, shards, volumes
 from benchmarks.runner import Contestant, Result, side_by_side
 from penstock.machine import cores
 from penstock.sizes import format_size
@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Contestant]]] = {
     "volumes-gzip": lambda root: volumes.contestants(data.volumes(root), "gzip"),
     "records": lambda root: records.contestants(data.records(root)),
     **hdf5.BENCHMARKS,
+    **nsd.BENCHMARKS,
     **shards.BENCHMARKS,
     "several": lambda root: several.contestants(several.subjects(root)),
 }

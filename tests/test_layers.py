@@ -28,7 +28,7 @@ LAYERS = [
     ["inspection"],
     ["dataset"],
     ["formats"],
-    ["mapped"],
+    ["mapped", "gathered", "normalized"],
     ["combine"],
     ["wrap"],
     ["store"],
@@ -45,6 +45,7 @@ LAYERS = [
 
 # Who may import what is not numpy or Python's own.
 DOORS = {
+    "matplotlib": {"cli"},
     "torch": {"pytorch", "cli", "testing"},
     "obstore": {"signing"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},

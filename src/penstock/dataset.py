@@ -21,8 +21,10 @@ from penstock.errors import ConfigError, DataError, Missing, OutOfRange, Penstoc
 from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, format_of
+from penstock.gathered import Gathered
 from penstock.mapped import Mapped, Transform
 from penstock.members import Decoders, Wanted, named
+from penstock.normalized import Normalized
 from penstock.pictures import MAX_PIXELS, Fit
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
@@ -222,6 +224,31 @@ class Dataset:
         It is tried on a row or two now, to learn its output; it then runs in the loader's threads, many rows at a time.
         """
         return Dataset(Mapped(self._delivered, function), None, self.left_out)
+
+    def normalize(
+        self, field: str, mean: Any, spread: Any, group_of_row: Any = None, dtype: Any = "float32"
+    ) -> "Dataset":
+        """Deliver ``field`` as ``(value - mean) / spread``, in single precision; elements with no spread come as 0.
+
+        ``mean`` and ``spread`` have the shape of a row, or with ``group_of_row`` (a number for each row of this
+        dataset) one more axis before it: z-scores by session, say. A cast declared on the field comes first.
+        """
+        self._known(field)
+        if group_of_row is None:
+            mean, spread, group_of_row = np.asarray(mean)[None], np.asarray(spread)[None], np.zeros(len(self), np.int32)
+        if field in self.axes:
+            raise ConfigError(f"normalize({field!r}, …): its axes were permuted; normalize first, then permute")
+        cast = self.casts.get(field, Cast(np.dtype(np.float32)))
+        unit = cast.divisor / cast.scale  # the cast is undone in the tables, so that values are converted once
+        mean, spread = (np.asarray(mean, np.float32) - cast.offset) * unit, np.asarray(spread, np.float32) * unit
+        others = {name: other for name, other in self.casts.items() if name != field}
+        return self._with(Normalized(self.store, field, mean, spread, group_of_row, np.dtype(dtype)), others)
+
+    def gather(self, rows: Any, *, mean: bool = False, absent: Literal["mean", "zeros"] = "mean") -> "Dataset":
+        """Samples made of several rows: ``rows`` is (samples, rows of each). Fields get an axis for them, or with
+        ``mean=True`` are averaged. -1 stands for no row: there comes the mean of the others, or zeros.
+        """
+        return Dataset(Gathered(self._delivered, np.asarray(rows), mean=mean, absent=absent), None, self.left_out)
 
     def refresh(self) -> "Dataset":
         """The same files as they are now, with the rows that were added since they were opened."""

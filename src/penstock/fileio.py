@@ -109,6 +109,7 @@ class Files:
         self._remote, self.cache = remote, cache
         self._known: dict[str, Head] = dict(known or {})
         """Files on other machines, as they were when they were identified last."""
+        self._known_bytes = sum(head.file.size for head in self._known.values())
         self._just_asked: set[str] = set()
         self._reset()
         _EVERY_FILES.add(self)
@@ -136,7 +137,7 @@ class Files:
         if path in self._just_asked:
             self._just_asked.discard(path)
         else:
-            self._known[path] = self.remote.head(path)
+            self._ask(path)
         head = self._known[path]
         if not head.in_parts and self.cache is None:
             raise Unavailable(
@@ -148,10 +149,15 @@ class Files:
     def first_bytes(self, path: str) -> bytes:
         """What tells a file's format; fewer bytes if it is shorter."""
         if is_remote(path):  # the same request identifies it, and that is what comes next
-            self._known[path] = self.remote.head(path)
             self._just_asked.add(path)
-            return self._known[path].first
+            return self._ask(path).first
         return _beginning(path, HEAD_BYTES)
+
+    def _ask(self, path: str) -> "Head":
+        head, before = self.remote.head(path), self._known.get(path)
+        self._known[path] = head
+        self._known_bytes += head.file.size - (before.file.size if before else 0)
+        return head
 
     def head_of(self, file: FileId, count: int) -> bytes:
         """The first bytes of a file while it is parsed; fewer if it is shorter. No handle of it is kept."""
@@ -171,7 +177,7 @@ class Files:
         if self.cache is None:
             return False
         limit = self.cache.limit_bytes
-        if limit is None or sum(head.file.size for head in self._known.values()) <= limit or self.cache.has(file):
+        if limit is None or self._known_bytes <= limit or self.cache.has(file):
             return True
         head = self._known.get(file.path)
         return head is None or not head.in_parts or file.size > limit  # the last is an error, which tells of the limit

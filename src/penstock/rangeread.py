@@ -17,7 +17,7 @@ from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Cast, FieldSpec
 from penstock.urls import is_remote
-from penstock.within import Mask, Within
+from penstock.within import Mask, Within, ascending
 
 # Below this a system call a row costs more than the copy: gather from a mapping instead (0.8 against 2.5 million
 # rows of 4 KiB a second). Above it, reads keep the page tables small and notice a file that was cut short.
@@ -135,7 +135,10 @@ class PartReader:
 
 def _worth_reading(part: Within, width: int) -> tuple[tuple[list[tuple[int, int]], np.ndarray], int]:
     """Byte offsets in the row and lengths; where each wanted element lies in what is read; and the size of both."""
-    flat = part.flat
+    flat, order = part.flat, None
+    if not ascending(flat):  # delivered in an order of their own
+        order = np.argsort(flat, kind="stable")
+        flat = flat[order]
     breaks = [0]
     for begin in range(0, len(flat), TABLE_PIECE):  # piece by piece: a mask may name millions
         steps = np.diff(flat[begin : begin + TABLE_PIECE + 1])
@@ -147,6 +150,9 @@ def _worth_reading(part: Within, width: int) -> tuple[tuple[list[tuple[int, int]
         ranges.append((first * width, count * width))
         np.subtract(flat[begin:end], first - done, out=packed[begin:end])
         done += count
+    if order is not None:
+        in_order, packed = packed, np.empty_like(packed)
+        packed[order] = in_order
     return (ranges, packed), packed.nbytes + RANGE_BYTES * len(ranges)
 
 

@@ -47,8 +47,7 @@ class Team:
         self._members: list[Readers] = []
         self._gone = 0
         self._turn = threading.Lock()
-        self._stopping = False
-        self._asked_to_stop = threading.Event()
+        self._stopping = stopping.Flag()
         self._threads = [
             threading.Thread(target=self._work, name=f"penstock-reader-{number}", daemon=True)
             for number in range(threads)
@@ -68,8 +67,7 @@ class Team:
         self._gone += 1
         if self._gone < len(self._members):
             return
-        self._stopping = True
-        self._asked_to_stop.set()
+        self._stopping.is_set = True
         self.bell.put(None)
         # The collector ends iterations wherever it happens to run, and no thread can wait for itself.
         if threading.current_thread() in self._threads:
@@ -86,7 +84,7 @@ class Team:
 
     def _work(self) -> None:
         memory.prepare(max(readers.scratch_bytes for readers in self._members))
-        stopping.watch(self._asked_to_stop)
+        stopping.watch(self._stopping)
         try:
             while (work := self._next()) is not None:
                 readers, read = work
@@ -100,7 +98,7 @@ class Team:
     def _next(self) -> tuple["Readers", Read] | None:
         """The next read and whose it is; waits for slots where nobody has one."""
         with self._turn:
-            while not self._stopping:
+            while not self._stopping.is_set:
                 while not self.bell.empty():  # whatever became free by now is seen by what follows
                     self.bell.get()
                 able = [readers for readers in self._members if readers.can_go_on()]
