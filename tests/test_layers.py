@@ -32,10 +32,12 @@ LAYERS = [
     ["wrap"],
     ["store"],
     ["chunkread", "members"],
-    ["rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
+    ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
     ["fileio", "codecs", "pictures"],
-    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
-    ["machine", "spec", "sizes", "texts", "braces"],
+    ["remote", "filecache"],
+    ["transport", "signing"],
+    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
+    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping"],
     ["errors"],
 ]
 
@@ -43,6 +45,7 @@ LAYERS = [
 DOORS = {
     "matplotlib": {"cli"},
     "torch": {"pytorch", "cli", "testing"},
+    "obstore": {"signing"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }
 

@@ -9,10 +9,12 @@ from functools import cache
 from pathlib import PurePath
 from typing import Literal
 
-from penstock.errors import ConfigError, Unavailable
+from penstock.errors import ConfigError
 from penstock.fileio import Files
 from penstock.formats import hdf5, npy, tar
+from penstock.members import Wanted
 from penstock.store import Store
+from penstock.urls import base_name
 
 ENTRY_POINT_GROUP = "penstock.formats"
 
@@ -29,6 +31,8 @@ class OpenOptions:
     on_error: Literal["raise", "skip"] = "raise"
     index_folder: str | None = None
     """Where tables of many chunks are kept; None keeps none."""
+    members: Wanted = field(default_factory=Wanted)
+    """What pictures, text and the like become, where samples are files."""
 
     def row_axis_of(self, name: str) -> int:
         """The axis of the rows of one dataset."""
@@ -65,15 +69,11 @@ def formats() -> Sequence[Format]:
     return (*BUILT_IN, *(entry.load() for entry in entry_points(group=ENTRY_POINT_GROUP)))
 
 
-def format_of(path: str) -> Format:
+def format_of(path: str, files: Files) -> Format:
     """The format of an existing file."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(512)
-    except OSError as error:
-        raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
+    head = files.first_bytes(path)
     by_content = [known for known in formats() if known.begins(head)]
-    by_name = [known for known in formats() if PurePath(path).suffix.lower() in known.suffixes]
+    by_name = [known for known in formats() if PurePath(base_name(path)).suffix.lower() in known.suffixes]
     for known in (*by_content, *by_name):
         return known
     known_names = ", ".join(f"{known.name} ({' '.join(known.suffixes)})" for known in formats())

@@ -27,7 +27,7 @@ class NSDDataset(Dataset):
         """Which voxels, in the order in which they come; None for whole volumes."""
         self._lines: np.ndarray | None = None
 
-    def __getitem__(self, index: Index) -> Any:
+    def __getitem__(self, index: Index | str) -> Any:
         sample = super().__getitem__(index)
         return tuple(sample[name] for name in self.columns)
 
