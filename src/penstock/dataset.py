@@ -19,7 +19,7 @@ from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files
 from penstock.formats.memory import MemoryStore
-from penstock.formats.registry import OpenOptions, format_of
+from penstock.formats.registry import OpenOptions, format_of, format_of_folder
 from penstock.mapped import Mapped, Transform
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
@@ -244,6 +244,7 @@ def open(
     swmr: bool = False,
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
+    raw: Any = None,
 ) -> Dataset:
     """Open files as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or ``"train-{000..017}.tar"``, or
     a list of them.
@@ -258,14 +259,17 @@ def open(
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the
                      user's cache folder (or $PENSTOCK_CACHE)
+    raw:             what values of a database are that are plain bytes: a dtype, or ``("float32", (64, 64))``; a dict
+                     where fields differ
     """
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r}: expected a tuple of names, such as ({fields!r},)")
     check_on_error(on_error)
     folder = None if index_dir is False else index.default_folder() if index_dir is None else os.fspath(index_dir)
     options = OpenOptions(
-        None if fields is None else tuple(fields), allow_fill, Files(max_open_files), row_axis, swmr, on_error, folder
-    )
+        None if fields is None else tuple(fields), allow_fill, Files(max_open_files), row_axis, swmr, on_error, folder,
+        raw,
+    )  # fmt: skip
     return _Opened(path if isinstance(path, str | os.PathLike) else tuple(path), options)
 
 
@@ -361,7 +365,7 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
             raise Missing("no files: the list of paths is empty")
         return found
     name = os.fspath(path)
-    if os.path.isfile(name):
+    if _is_data(name):
         return [name]
     if os.path.isdir(name):
         raise ConfigError(f"{name}: is a folder; name the files in it, for example {os.path.join(name, '*.hdf5')!r}")
@@ -369,10 +373,14 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
         return _paths(expanded, left_out)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
-    matches = sorted((each for each in glob.glob(name, recursive=True) if os.path.isfile(each)), key=_natural)
+    matches = sorted((each for each in glob.glob(name, recursive=True) if _is_data(each)), key=_natural)
     if not matches:
         raise Missing(f"{name}: the pattern matches no file (looked in {os.path.dirname(os.path.abspath(name))})")
     return matches
+
+
+def _is_data(name: str) -> bool:
+    return os.path.isfile(name) or (os.path.isdir(name) and format_of_folder(name) is not None)
 
 
 def _expanded(name: str) -> list[str]:

@@ -219,6 +219,9 @@ class Members(Array):
     """How the bytes become an element: one of ``penstock.members``."""
     table_bytes: int
     """Memory of the table that these columns and keys are part of, together with those of other fields."""
+    pattern: str = ""
+    """What a member is called, with ``*`` for its sample; the sample and the field, joined by a dot, if empty."""
+    layout: str = "members of an archive"
 
     @cached_property
     def longest(self) -> int:
@@ -226,7 +229,7 @@ class Members(Array):
 
     def place(self, row: int) -> str:
         """``000012.jpg``."""
-        return f"{self.keys[row]}.{self.name}"
+        return (self.pattern or f"*.{self.name}").replace("*", self.keys[row], 1)
 
     def sample(self, row: int) -> str:
         """``000012``."""

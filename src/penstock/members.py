@@ -10,6 +10,7 @@ import tokenize
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -173,7 +174,35 @@ class Number:
             raise DecodeFailed(f"{text[:40]!r} does not fit 64 bits") from None
 
 
-Kind = Npy | Picture | Number
+@dataclass(frozen=True)
+class Raw:
+    """The bytes of an array and nothing else; what they mean was declared."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    head: ClassVar[bytes] = b""
+
+    @cached_property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * prod(self.shape)
+
+    def scratch_bytes(self, longest: int) -> int:
+        return 0
+
+    def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
+        self.check(length)
+        handle.read_into(offset, goal)
+
+    def check(self, length: int) -> None:
+        """Refuse a member of another size."""
+        if length != self.bytes:
+            raise SchemaMismatch(f"{length:,} bytes, but {self} takes {self.bytes:,}")
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {self.shape}"
+
+
+Kind = Npy | Picture | Number | Raw
 
 
 def kind_of(field: str, first: bytes) -> Kind:
