@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files
 from penstock.formats.memory import MemoryStore
-from penstock.formats.registry import OpenOptions, format_of, format_of_folder
+from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
 from penstock.mapped import Mapped, Transform
+from penstock.members import Decoders, Wanted, decoder_of
+from penstock.pictures import MAX_PIXELS, Fit
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
-from penstock.store import Store
+from penstock.store import Store, find_key
 from penstock.within import within
 from penstock.wrap import Permuted, cast_fields, select_part
 
@@ -76,7 +78,14 @@ class Dataset:
     def __len__(self) -> int:
         return len(self._delivered)
 
-    def __getitem__(self, index: Index) -> Sample:
+    @property
+    def keys(self) -> "Keys":
+        """What the samples are called: ``ds.keys[7]``, ``ds.keys.find("000007")``."""
+        return Keys(self)
+
+    def __getitem__(self, index: Index | str) -> Sample:
+        if isinstance(index, str):
+            index = self.keys.find(index)
         if isinstance(index, int | np.integer):
             rows = self._rows([int(index)])
             return {name: values[0] for name, values in self._fetch(rows).items()}
@@ -107,7 +116,7 @@ class Dataset:
 
         Only what holds wanted elements is read and decoded, where the format lets it.
         """
-        spec = self._known(field)
+        spec = self._numbers(field, "select_within")
         if field in self.axes:
             raise ConfigError(f"select_within({field!r}, …): its axes were permuted; select first, then permute")
         try:
@@ -153,7 +162,7 @@ class Dataset:
         self, field: str, dtype: Any, scale: float = 1.0, offset: float = 0.0, *, divisor: float = 1.0
     ) -> "Dataset":
         """Deliver ``field`` as ``value.astype(dtype) / divisor * scale + offset``."""
-        self._known(field)
+        self._numbers(field, "cast")
         try:
             wanted = Cast(np.dtype(dtype), float(scale), float(offset), float(divisor))
         except (TypeError, ValueError) as error:
@@ -204,10 +213,10 @@ class Dataset:
         """Another dataset made of this one."""
         return Dataset(store, casts, self.left_out, self.axes)
 
-    def _fetch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def _fetch(self, rows: np.ndarray) -> dict[str, Any]:
         out = {name: spec.empty(len(rows)) for name, spec in self.fields.items()}
         self._delivered.read_into(rows, np.arange(len(rows)), out)
-        return out
+        return {name: list(values) if values.dtype.hasobject else values for name, values in out.items()}
 
     def _rows(self, index: Any) -> np.ndarray:
         """Any way of naming rows -> row numbers from 0, negative ones counted from the end."""
@@ -233,6 +242,12 @@ class Dataset:
             raise ConfigError(f"no field {field!r}: the dataset has {', '.join(map(repr, self.fields))}")
         return self.fields[field]
 
+    def _numbers(self, field: str, verb: str) -> FieldSpec:
+        spec = self._known(field)
+        if spec.is_list:
+            raise ConfigError(f"{verb}({field!r}, …): the field holds {spec.holds}, a list in each batch, no numbers")
+        return spec
+
 
 def open(
     path: Path | Iterable[Path],
@@ -244,7 +259,10 @@ def open(
     swmr: bool = False,
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
-    raw: Any = None,
+    size: int | tuple[int, int] | None = None,
+    fit: Fit = "resize",
+    max_pixels: int = MAX_PIXELS,
+    decoders: Decoders | None = None,
 ) -> Dataset:
     """Open files as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or ``"train-{000..017}.tar"``, or
     a list of them.
@@ -259,18 +277,60 @@ def open(
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the
                      user's cache folder (or $PENSTOCK_CACHE)
-    raw:             what values of a database are that are plain bytes: a dtype, or ``("float32", (64, 64))``; a dict
-                     where fields differ
+    size:            bring pictures of any size to this one: (height, width), or one number for both
+    fit:             how: "resize" stretches, "cover" scales and cuts off what stands out, "crop" cuts out the middle
+    max_pixels:      pictures that declare more are refused before they are decoded
+    decoders:        your own by extension or field, where samples are files: ``{"pfm": read_pfm}``, a function of the
+                     bytes. What makes arrays of one shape gives arrays, anything else lists. Or by name: "bytes",
+                     "text", "json", "array" (npy of any shape) or "arrays" (npz), which give lists. Or what plain
+                     bytes are an array of: ``{"vector": "float32"}``, ``{"patch": ("uint8", (64, 64))}``
     """
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r}: expected a tuple of names, such as ({fields!r},)")
     check_on_error(on_error)
     folder = None if index_dir is False else index.default_folder() if index_dir is None else os.fspath(index_dir)
     options = OpenOptions(
-        None if fields is None else tuple(fields), allow_fill, Files(max_open_files), row_axis, swmr, on_error, folder,
-        raw,
-    )  # fmt: skip
+        None if fields is None else tuple(fields),
+        allow_fill,
+        Files(max_open_files),
+        row_axis,
+        swmr,
+        on_error,
+        folder,
+        _wanted(size, fit, max_pixels, decoders),
+    )
     return _Opened(path if isinstance(path, str | os.PathLike) else tuple(path), options)
+
+
+class Keys(Sequence[str]):
+    """Names of samples, made as they are asked for. Where a format gives none, they are places: ``betas[12]``."""
+
+    def __init__(self, ds: Dataset) -> None:
+        self._ds = ds
+
+    def __len__(self) -> int:
+        return len(self._ds)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self._ds.origin(row).key for row in range(*index.indices(len(self)))]
+        return self._ds.origin(index).key
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and find_key(self._ds.delivered, key) is not None
+
+    def find(self, key: str) -> int:
+        """The row of a sample, by its name."""
+        row = find_key(self._ds.delivered, key)
+        if row is None:
+            length = len(self)
+            some = f"they are called {self[0]!r} to {self[length - 1]!r}" if length else "there are none"
+            raise Missing(f"no sample {key!r} among {length:,}: {some}")
+        return row
 
 
 class _Opened(Dataset):
@@ -297,6 +357,19 @@ class _Opened(Dataset):
 
     def refresh(self) -> Dataset:
         return _Opened(self._path, self._options)
+
+
+def _wanted(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> Wanted:
+    sides = [size, size] if isinstance(size, int) else size
+    if sides is not None and not (
+        isinstance(sides, tuple | list) and len(sides) == 2 and all(isinstance(s, int) and s > 0 for s in sides)
+    ):
+        raise ConfigError(f"size={size!r}: expected (height, width), or one number for both")
+    if fit not in get_args(Fit):
+        raise ConfigError(f"fit={fit!r}: expected one of {', '.join(map(repr, get_args(Fit)))}")
+    wanted_size = None if sides is None else (sides[0], sides[1])
+    own = {name.lstrip("."): decoder_of(each) for name, each in (decoders or {}).items()}
+    return Wanted(wanted_size, fit, max_pixels, own)
 
 
 def check_on_error(on_error: str) -> None:
@@ -365,22 +438,27 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
             raise Missing("no files: the list of paths is empty")
         return found
     name = os.fspath(path)
-    if _is_data(name):
+    if os.path.isfile(name):
         return [name]
     if os.path.isdir(name):
-        raise ConfigError(f"{name}: is a folder; name the files in it, for example {os.path.join(name, '*.hdf5')!r}")
+        if folder_format(name) is None:
+            raise ConfigError(
+                f"{name}: is a folder, and of no format that is one (tried: {tried()}). Name the files in it, for "
+                f"example {os.path.join(name, '*.hdf5')!r}"
+            )
+        return [name]
     if "{" in name and (expanded := _expanded(name)) != [name]:
         return _paths(expanded, left_out)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
-    matches = sorted((each for each in glob.glob(name, recursive=True) if _is_data(each)), key=_natural)
+    matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)
     if not matches:
         raise Missing(f"{name}: the pattern matches no file (looked in {os.path.dirname(os.path.abspath(name))})")
     return matches
 
 
-def _is_data(name: str) -> bool:
-    return os.path.isfile(name) or (os.path.isdir(name) and format_of_folder(name) is not None)
+def _can_be_opened(name: str) -> bool:
+    return os.path.isfile(name) or (os.path.isdir(name) and folder_format(name) is not None)
 
 
 def _expanded(name: str) -> list[str]:

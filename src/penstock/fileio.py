@@ -177,13 +177,24 @@ class Handle:
             check_unchanged(self.file)
             self._checked = now
 
-    def read_into(self, offset: int, target: np.ndarray) -> None:
-        """Fill ``target`` (contiguous) from ``offset`` on; short reads go on, an early end is an error."""
-        view = target.reshape(-1).view(np.uint8).data
-        done, wanted = 0, len(view)
+    def read_into(self, offset: int, *targets: np.ndarray) -> None:
+        """Fill ``targets`` (each contiguous) one after another from ``offset`` on.
+
+        Short reads go on, an early end is an error.
+        """
+        views = [target.reshape(-1).view(np.uint8).data for target in targets]
+        wanted = sum(map(len, views))
         tally.mine().bytes_read += wanted
+        if wanted <= _MOST_PER_CALL and self._read_some(views, offset) == wanted:
+            return
+        for view in views:
+            self._read_all(view, offset)
+            offset += len(view)
+
+    def _read_all(self, view: memoryview, offset: int) -> None:
+        done, wanted = 0, len(view)
         while done < wanted:
-            got = self._read_some(view[done : done + _MOST_PER_CALL], offset + done)
+            got = self._read_some([view[done : done + _MOST_PER_CALL]], offset + done)
             if got == 0:
                 raise Truncated(
                     f"{self.file.path}: {wanted:,} bytes were expected at offset {offset:,}, but the file ends after "
@@ -191,16 +202,16 @@ class Handle:
                 )
             done += got
 
-    def _read_some(self, view: memoryview, offset: int) -> int:
+    def _read_some(self, views: list[memoryview], offset: int) -> int:
         try:
             if _PREADV:
-                return os.preadv(self.descriptor, [view], offset)
+                return os.preadv(self.descriptor, views, offset)
             with self._seek:
                 os.lseek(self.descriptor, offset, os.SEEK_SET)
-                return _readinto(self.descriptor, view)
+                return _readinto(self.descriptor, views[0])
         except OSError as error:
             raise Unavailable(
-                f"{self.file.path}: reading {len(view):,} bytes at offset {offset:,} failed: "
+                f"{self.file.path}: reading {sum(map(len, views)):,} bytes at offset {offset:,} failed: "
                 f"{error.strerror} (errno {error.errno})"
             ) from error
 

@@ -104,6 +104,19 @@ class Choosing(Protocol):
 
 
 @runtime_checkable
+class Keyed(Protocol):
+    """A store whose samples have names of their own."""
+
+    def find(self, key: str) -> int | None:
+        """The first row of this name."""
+
+
+def find_key(store: Store, key: str) -> int | None:
+    """The first row of this name; None also where samples have none."""
+    return store.find(key) if isinstance(store, Keyed) else None
+
+
+@runtime_checkable
 class Explained(Protocol):
     """A store that reads from somewhere, and can tell how."""
 
@@ -153,6 +166,8 @@ class ExtentStore:
 
     def _spec(self, name: str) -> FieldSpec:
         array, cast, part = self._arrays[name], self._casts.get(name), self._parts.get(name)
+        if cast is None and part is None:
+            return array.spec
         return FieldSpec(cast.dtype if cast else array.stored, part.shape if part else array.shape)
 
     @cached_property
@@ -211,6 +226,10 @@ class ExtentStore:
     def origin(self, row: int) -> Origin:
         array = next(iter(self._arrays.values()))
         return Origin(array.file.path, array.sample(row))
+
+    def find(self, key: str) -> int | None:
+        array = next(iter(self._arrays.values()))
+        return array.keys.find(key) if isinstance(array, Members) else None
 
     def close(self) -> None:
         self._files.close()

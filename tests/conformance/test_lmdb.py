@@ -81,7 +81,7 @@ def test_npy_values(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
 def test_plain_bytes(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     path = write(tmp_path / "a.lmdb", ((b"%08d" % n, made(n, dtype, shape).tobytes()) for n in range(SAMPLES)))
     expected = np.stack([np.frombuffer(value, dtype).reshape(shape) for value in read(path).values()])
-    check_store(lambda: ps.open(path, raw=(dtype, shape)).store, {"data": native(expected)})
+    check_store(lambda: ps.open(path, decoders={"data": (dtype, shape)}).store, {"data": native(expected)})
 
 
 def test_plain_bytes_of_a_dtype_are_a_vector_or_one_number(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_plain_bytes_of_a_dtype_are_a_vector_or_one_number(tmp_path: Path) -> No
     items += [(b"y-%d" % n, np.int64(n - 5).tobytes()) for n in range(SAMPLES)]
     path = write(tmp_path / "a.lmdb", items)
     expected = {"x": np.stack([made(n, "<f4", (7,)) for n in range(SAMPLES)]), "y": np.arange(SAMPLES) - 5}
-    check_store(lambda: ps.open(path, raw={"x": "float32", "y": "<i8"}).store, expected)
+    check_store(lambda: ps.open(path, decoders={"x": "float32", "y": "<i8"}).store, expected)
 
 
 @pytest.mark.parametrize("shape", [(40,), (100, 100)], ids=str)
@@ -122,6 +122,43 @@ def test_numbered_fields(tmp_path: Path) -> None:
     check_store(lambda: ps.open(path).store, {"image": np.stack(images), "label": np.array(labels)})
     assert ps.open(path).origin(4).key == "000000005"
     assert list(ps.open(path, fields=["label"]).fields) == ["label"]
+
+
+def test_text_comes_in_lists(tmp_path: Path) -> None:
+    """The first label looks like a number, and is none."""
+    words = ["2024", "naïve", "", "tab\tand\nline", "7"] * 4
+    items = [(b"image-%09d" % n, picture(n)) for n in range(20)]
+    items += [(b"label-%09d" % n, word.encode()) for n, word in enumerate(words)]
+    ds = ps.open(write(tmp_path / "a.lmdb", items))
+    assert ds[:]["label"] == words
+    with ps.Loader(ds, batch_size=8, memory="64MiB", columns=("image", "label")) as loader:
+        assert [word for _, label in loader for word in label] == words
+    assert ds["000000003"]["label"] == words[3]
+
+
+def test_decoders_of_ones_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.lmdb", ((b"%d" % n, b"%d,%d" % (n, n + 1)) for n in range(11)))
+    ds = ps.open(path, fields=["pair"], decoders={"pair": pair})
+    assert ds[:]["pair"].tolist() == [[n, n + 1] for n in range(11)]
+    assert ps.open(path, decoders={"data": "bytes"})[:]["data"] == [b"%d,%d" % (n, n + 1) for n in range(11)]
+
+
+def pair(value: bytes) -> np.ndarray:
+    return np.array([int(part) for part in value.split(b",")])
+
+
+def test_pictures_of_several_sizes(tmp_path: Path) -> None:
+    sizes = [(18 + n, 23 + 2 * n) for n in range(9)]
+    pixels_of = [np.random.default_rng(n).integers(0, 256, (*size, 3), np.uint8) for n, size in enumerate(sizes)]
+    items = []
+    for n, values in enumerate(pixels_of):
+        stream = io.BytesIO()
+        Image.fromarray(values).save(stream, "PNG")
+        items.append((b"%d" % n, stream.getvalue()))
+    path = write(tmp_path / "a.lmdb", items)
+    bilinear = Image.Resampling.BILINEAR
+    expected = [np.asarray(Image.fromarray(values).resize((20, 16), bilinear)) for values in pixels_of]
+    check_store(lambda: ps.open(path, size=(16, 20)).store, {"image": np.stack(expected)})
 
 
 def test_counted_keys_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:

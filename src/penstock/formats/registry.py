@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Literal
 
-from penstock import lmdbwalk
 from penstock.errors import ConfigError, Unavailable
 from penstock.fileio import Files
 from penstock.formats import hdf5, lmdb, npy, tar
+from penstock.members import Wanted
 from penstock.store import Store
 
 ENTRY_POINT_GROUP = "penstock.formats"
@@ -31,8 +31,8 @@ class OpenOptions:
     on_error: Literal["raise", "skip"] = "raise"
     index_folder: str | None = None
     """Where tables of many chunks are kept; None keeps none."""
-    raw: Any = None
-    """What numpy takes for a dtype, for values that are plain bytes; a mapping where fields differ."""
+    members: Wanted = field(default_factory=Wanted)
+    """What pictures, text and the like become, where samples are files."""
 
     def row_axis_of(self, name: str) -> int:
         """The axis of the rows of one dataset."""
@@ -41,27 +41,45 @@ class OpenOptions:
 
 @dataclass(frozen=True)
 class Format:
-    """How files of one kind are recognised and opened."""
+    """How files or folders of one kind are recognised and opened."""
 
     name: str
     suffixes: tuple[str, ...]
     magic: bytes
     open: Callable[[str, OpenOptions], Store]
     magic_at: int = 0
-    is_it: Callable[[str], bool] | None = None
-    """Whether a folder is of this kind, where folders can be."""
+    recognises: Callable[[str], bool] | None = None
+    """Asked of a folder, or of a file that begins right, where first bytes alone do not tell."""
+    folders: bool = False
+    """Whether a folder can be one."""
+    sign: str = ""
+    """What is looked for, in words, where that is not its first bytes."""
 
     def begins(self, head: bytes) -> bool:
         """Whether a file with these first bytes is of this kind."""
         return bool(self.magic) and head.startswith(self.magic, self.magic_at)
+
+    def is_kind_of(self, path: str, head: bytes | None) -> bool:
+        """Whether this is one, by its content; a folder has no first bytes."""
+        if head is None:
+            return self.folders and self.recognises is not None and self.recognises(path)
+        return self.begins(head) and (self.recognises is None or self.recognises(path))
+
+    def __str__(self) -> str:
+        at = f" at {self.magic_at}" if self.magic_at else ""
+        looked_for = self.sign or (f"bytes {self.magic!r}{at}" if self.magic else "")
+        return f"{self.name} ({', '.join(filter(None, [' '.join(self.suffixes), looked_for]))})"
 
 
 BUILT_IN = (
     Format("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file),
     Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
     Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
-    Format("lmdb", (".mdb", ".lmdb"), lmdbwalk.MAGIC, lmdb.open_file, lmdbwalk.MAGIC_AT, lmdb.is_database),
-)
+    Format(
+        "lmdb", (".mdb", ".lmdb"), lmdb.MAGIC, lmdb.open_file, lmdb.MAGIC_AT, lmdb.is_database, folders=True,
+        sign="data.mdb in a folder, or bytes of it",
+    ),
+)  # fmt: skip
 
 
 @cache
@@ -72,26 +90,34 @@ def formats() -> Sequence[Format]:
     return (*BUILT_IN, *(entry.load() for entry in entry_points(group=ENTRY_POINT_GROUP)))
 
 
-def format_of_folder(path: str) -> Format | None:
-    """The format of a folder, if it is one dataset."""
-    return next((known for known in formats() if known.is_it is not None and known.is_it(path)), None)
+def folder_format(path: str) -> Format | None:
+    """The format of a folder that is opened as one thing, if it is of such a kind."""
+    by_content = [known for known in formats() if known.is_kind_of(path, None)]
+    by_name = [known for known in formats() if known.folders and PurePath(path).suffix.lower() in known.suffixes]
+    return next(iter((*by_content, *by_name)), None)
+
+
+def tried() -> str:
+    """What is known here, and what it is recognised by."""
+    return ", ".join(map(str, formats()))
 
 
 def format_of(path: str) -> Format:
-    """The format of an existing file, or of a folder that is a dataset."""
-    if os.path.isdir(path) and (found := format_of_folder(path)) is not None:
+    """The format of an existing file or folder."""
+    if os.path.isdir(path):
+        found = folder_format(path)
+        if found is None:
+            raise ConfigError(f"{path}: a folder that is of no format known here. Tried: {tried()}")
         return found
     try:
         with open(path, "rb") as file:
             head = file.read(512)
     except OSError as error:
         raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
-    by_content = [known for known in formats() if known.begins(head)]
+    by_content = [known for known in formats() if known.is_kind_of(path, head)]
     by_name = [known for known in formats() if PurePath(path).suffix.lower() in known.suffixes]
     for known in (*by_content, *by_name):
         return known
-    known_names = ", ".join(f"{known.name} ({' '.join(known.suffixes)})" for known in formats())
     raise ConfigError(
-        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. "
-        f"Known: {known_names}"
+        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. Tried: {tried()}"
     )
