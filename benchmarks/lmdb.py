@@ -34,9 +34,7 @@ def make(root: Path, kind: str) -> Path:
             for begin in range(0, KINDS[kind][0], 1000):
                 with env.begin(write=True) as transaction:
                     for number in range(begin, min(begin + 1000, KINDS[kind][0])):
-                        values = (
-                            data.volume(rng) if kind == "volumes" else rng.standard_normal(WIDTH, dtype=np.float32)
-                        )
+                        values = data.volume(rng) if kind == "volumes" else rng.standard_normal(WIDTH, dtype=np.float32)
                         transaction.put(b"%08d" % number, values.tobytes())
 
     return data.once(root / f"lmdb-{kind}", fill)

@@ -43,6 +43,8 @@ LAYERS = [
 # Who may import what is not numpy or Python's own.
 DOORS = {
     "torch": {"pytorch", "cli", "testing"},
+    "lmdb": set(),
+    "tiledb": {"formats.tiledb"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }
 

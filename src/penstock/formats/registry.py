@@ -12,7 +12,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError, Unavailable
 from penstock.fileio import Files
-from penstock.formats import hdf5, lmdb, npy, tar
+from penstock.formats import hdf5, lmdb, npy, tar, tiledb
 from penstock.members import Wanted
 from penstock.store import Store
 
@@ -79,6 +79,7 @@ BUILT_IN = (
         "lmdb", (".mdb", ".lmdb"), lmdb.MAGIC, lmdb.open_file, lmdb.MAGIC_AT, lmdb.is_database, folders=True,
         sign="data.mdb in a folder, or bytes of it",
     ),
+    Format("tiledb", (".tiledb", ".tdb"), b"", tiledb.open_folder, recognises=tiledb.is_array, folders=True),
 )  # fmt: skip
 
 
