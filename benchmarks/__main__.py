@@ -23,7 +23,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Contestant]]] = {
     "records": lambda root: records.contestants(data.records(root)),
     **hdf5.BENCHMARKS,
     **lmdb.BENCHMARKS,
-    "shards": lambda root: shards.contestants(shards.make_shards(root)),
+    **shards.BENCHMARKS,
 }
 
 

@@ -35,8 +35,8 @@ LAYERS = [
     ["chunkread", "members"],
     ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "lmdbkeys", "lmdbwalk", "savedcolumns"],
     ["fileio", "codecs", "pictures"],
-    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
-    ["machine", "spec", "sizes", "texts", "braces"],
+    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
+    ["machine", "spec", "sizes", "texts", "braces", "tarheader"],
     ["errors"],
 ]
 

@@ -175,14 +175,14 @@ class Picture:
         header = read_header(data)
         same_size = header is not None and (header.height, header.width, 3) == self.shape
         if self.fit is not None and not same_size:
-            pictures.fit(pictures.decode(data, max_pixels=self.largest), self.fit, goal)
+            pictures.fit(pictures.decode(data, max_pixels=self.largest, header=header), self.fit, goal)
             return
         if header is not None and not same_size:
             raise SchemaMismatch(
                 f"is {header.height} x {header.width}, but the first sample's is {self.shape[0]} x {self.shape[1]}: "
                 f"pictures in a batch have one size; bring all to one with size=(height, width)"
             )
-        pictures.decode(data, max_pixels=self.pixels, out=goal)
+        pictures.decode(data, max_pixels=self.pixels, out=goal, header=header)
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,18 @@ _PILLOW_FORMATS = (
 )  # fmt: skip
 
 
-def decode(data: bytes, mode: Mode = "RGB", max_pixels: int = MAX_PIXELS, out: np.ndarray | None = None) -> np.ndarray:
-    """A picture as ``(height, width)`` for "L", else ``(height, width, channels)``; into ``out`` if that is given."""
-    header = checked_header(data, max_pixels)
+def decode(
+    data: bytes,
+    mode: Mode = "RGB",
+    max_pixels: int = MAX_PIXELS,
+    out: np.ndarray | None = None,
+    header: PictureHeader | None = None,
+) -> np.ndarray:
+    """A picture as ``(height, width)`` for "L", else ``(height, width, channels)``; into ``out`` if that is given.
+
+    ``header`` is that of the picture, where it was read already.
+    """
+    header = checked_header(data, max_pixels, header)
     library = _imagecodecs() if header is not None and header.plain else None
     if header is None or library is None or header.kind not in _BY_IMAGECODECS:
         pixels = np.asarray(decode_with_pillow(data, mode, max_pixels))
@@ -166,17 +175,19 @@ def _takes(out: np.ndarray, header: PictureHeader) -> bool:
     return header.channels == 3 and out.dtype == np.uint8 and out.flags.c_contiguous and out.shape == shape
 
 
-def checked_header(data: bytes, max_pixels: int = MAX_PIXELS) -> PictureHeader | None:
+def checked_header(
+    data: bytes, max_pixels: int = MAX_PIXELS, header: PictureHeader | None = None
+) -> PictureHeader | None:
     """The header, if its kind is known: within the limit, and with an end."""
     if not data:
         raise DecodeFailed("a picture of 0 bytes")
-    header = read_header(data)
+    header = header or read_header(data)
     if header is None:
         return None
     _check(header.kind, header.width, header.height, max_pixels)
     # Without its end marker a JPEG was cut: libjpeg would make up the rest in grey. Inside a scan these two bytes
-    # cannot occur.
-    if header.kind == "jpeg" and data.find(b"\xff\xd9", header.scan) < 0:
+    # cannot occur; as a rule they are the last.
+    if header.kind == "jpeg" and data.rfind(b"\xff\xd9", header.scan) < 0:
         raise DecodeFailed(f"jpeg of {len(data):,} bytes: ends before its end marker; it was cut short")
     return header
 

@@ -10,10 +10,10 @@ from penstock.webdataset.names import Shard, expand
 from penstock.webdataset.pipeline import DataPipeline
 from penstock.webdataset.runs import Run
 from penstock.webdataset.samples import Reading, Sample, read_samples
+from penstock.webdataset.shuffling import shuffle_samples
 from penstock.webdataset.splitting import single_node_only, split_by_worker
 from penstock.webdataset.stages import Source, Stage
 from penstock.webdataset.tarstream import MAX_MEMBER_BYTES
-from penstock.webdataset.verbs import shuffle_samples
 
 Splitter = Callable[[Iterable[Shard]], Iterable[Shard]]
 

@@ -16,11 +16,11 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.webdataset import place
 from penstock.webdataset.fluent import Fluent
-from penstock.webdataset.later import load_later
+from penstock.webdataset.later import load_later, shuffle_places
 from penstock.webdataset.runs import Counts, Run
 from penstock.webdataset.samples import read_samples
+from penstock.webdataset.shuffling import shuffle_samples
 from penstock.webdataset.stages import Source, Stage
-from penstock.webdataset.verbs import shuffle_samples
 
 FOREVER = -1
 
@@ -197,10 +197,18 @@ def _reading_late(pipeline: list[Any]) -> Iterator[tuple[int, Any]]:
             handler = reading.handler
             yield number, Stage(read_samples, replace(reading, later=True), *rest, **stage.options)
             continue
-        yield number, stage
+        if handler is not None and _draws_by_seed(stage):
+            yield number, Stage(shuffle_places, *stage.args, **stage.options)
+        else:
+            yield number, stage
         if handler is not None and not _does(after, shuffle_samples):
             yield number, Stage(load_later, handler)
             handler = None
+
+
+def _draws_by_seed(stage: Any) -> bool:
+    """Whether it is a shuffle whose order is not the caller's to decide."""
+    return _does(stage, shuffle_samples) and len(stage.args) < 3 and stage.options.get("rng") is None
 
 
 def _does(stage: Any, function: Any) -> bool:
