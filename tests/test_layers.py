@@ -33,7 +33,8 @@ LAYERS = [
     ["store"],
     ["membergather"],
     ["chunkread", "members"],
-    ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "lmdbkeys", "lmdbwalk", "savedcolumns"],
+    ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "lmdbkeys", "lmdbwalk", "folderindex"],
+    ["savedcolumns"],
     ["fileio", "codecs", "pictures"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
     ["machine", "spec", "sizes", "texts", "braces", "tarheader"],
@@ -44,6 +45,7 @@ LAYERS = [
 DOORS = {
     "torch": {"pytorch", "cli", "testing"},
     "lmdb": set(),
+    "pyarrow": {"formats.filetables"},
     "tiledb": {"formats.tiledb"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }

@@ -3,10 +3,12 @@
 A format's parser makes these; one shared reader serves them all. Nothing here opens a file.
 """
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any, Protocol
+from zlib import crc32
 
 import numpy as np
 
@@ -248,6 +250,24 @@ class Members(Array):
 
     def describe(self) -> tuple[object, ...]:
         return (self.name, str(self.stored), self.shape, self.rows, int(self.lengths.sum()))
+
+
+@dataclass(frozen=True)
+class LooseFiles(Members):
+    """One file a row, in a folder and the folders in it; ``keys`` are their paths from there."""
+
+    mtimes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    inodes: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
+    saved: str = ""
+    """Where the list of files is kept, if it is."""
+
+    def file_at(self, row: int) -> FileId:
+        """The file of one row."""
+        path = os.path.join(self.file.path, os.fsdecode(self.keys.raw(row)))
+        return FileId(path, int(self.lengths[row]), int(self.mtimes[row]), int(self.inodes[row]))
+
+    def describe(self) -> tuple[object, ...]:
+        return (*super().describe(), crc32(self.keys.buffer.data), crc32(np.ascontiguousarray(self.lengths).data))
 
 
 Extents = Contiguous | Chunks | Members

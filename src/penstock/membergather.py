@@ -6,7 +6,7 @@ Members lie anywhere, so numpy sees the file as if a row of that size began at e
 import numpy as np
 
 from penstock import tally
-from penstock.extents import Members
+from penstock.extents import LooseFiles, Members
 from penstock.fileio import Files, Handle
 from penstock.members import MemberReader, Npy, Raw
 from penstock.memory import aligned
@@ -23,8 +23,8 @@ def member_reader(
     array: Members, files: Files, cast: Cast | None, part: Within | None
 ) -> "MemberReader | GatherMembers":
     """The reader that suits the members."""
-    kind = array.kind
-    if isinstance(kind, Npy | Raw) and len(kind.head) + kind.bytes < MAP_BELOW_BYTES:
+    kind, in_one_file = array.kind, not isinstance(array, LooseFiles)
+    if in_one_file and isinstance(kind, Npy | Raw) and len(kind.head) + kind.bytes < MAP_BELOW_BYTES:
         return GatherMembers(array, files, cast, part)
     return MemberReader(array, files, cast, part)
 

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock import pictures, tally, values
+from penstock import folderindex, pictures, tally, values
 from penstock.codecs import convert, convert_piece, convert_scratch_bytes
-from penstock.errors import ConfigError, Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch, Unsafe
-from penstock.extents import Members
+from penstock.errors import Changed, ConfigError, Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch, Unsafe
+from penstock.extents import LooseFiles, Members
 from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.picture_headers import read_header
@@ -417,20 +417,33 @@ class MemberReader:
         return whole + max(own, chosen + (convert_scratch_bytes(elements, self.cast) if self.cast else 0))
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        array = self.array
+        array, pairs = self.array, zip(rows.tolist(), at.tolist(), strict=True)
+        if isinstance(array, LooseFiles):
+            for row, place in pairs:
+                try:
+                    with self.files.lend(array.file_at(row)) as handle:
+                        self._read_row(handle, row, place, target)
+                except Changed:
+                    folderindex.forget(array.saved)  # so that opening the dataset again does help
+                    raise
+            return
         with self.files.lend(array.file) as handle:
-            for row, place in zip(rows.tolist(), at.tolist(), strict=True):
-                if isinstance(self.kind, Value):
-                    target[place] = self._read_one(handle, row, target)
-                    continue
-                goal = target[place : place + 1].reshape(self.spec.shape)
-                if self.straight:
-                    self._read_one(handle, row, goal)
-                    continue
-                with borrow(array.row_bytes) as scratch:
-                    whole = scratch.view(array.stored).reshape(array.shape)
-                    self._read_one(handle, row, whole)
-                    self._take(whole.reshape(-1), goal.reshape(-1))
+            for row, place in pairs:
+                self._read_row(handle, row, place, target)
+
+    def _read_row(self, handle: Handle, row: int, place: int, target: np.ndarray) -> None:
+        array = self.array
+        if isinstance(self.kind, Value):
+            target[place] = self._read_one(handle, row, target)
+            return
+        goal = target[place : place + 1].reshape(self.spec.shape)
+        if self.straight:
+            self._read_one(handle, row, goal)
+            return
+        with borrow(array.row_bytes) as scratch:
+            whole = scratch.view(array.stored).reshape(array.shape)
+            self._read_one(handle, row, whole)
+            self._take(whole.reshape(-1), goal.reshape(-1))
 
     def _read_one(self, handle: Handle, row: int, goal: np.ndarray) -> Any:
         """Put a member into ``goal``, or return what it says where that is of no fixed size."""

@@ -117,10 +117,12 @@ def save(
 
 def _key(file: FileId, name: str) -> str:
     """Whose table: the file's place, size and time, what it begins and ends with, and the table's name."""
-    with open(file.path, "rb") as data:
-        head = data.read(ENDS_BYTES)
-        data.seek(max(0, file.size - ENDS_BYTES))
-        tail = data.read(ENDS_BYTES)
+    head = tail = b""  # of a folder, whose table knows itself whether it is current
+    if not os.path.isdir(file.path):
+        with open(file.path, "rb") as data:
+            head = data.read(ENDS_BYTES)
+            data.seek(max(0, file.size - ENDS_BYTES))
+            tail = data.read(ENDS_BYTES)
     parts = (os.path.abspath(file.path), file.size, file.mtime_ns, name, head, tail)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

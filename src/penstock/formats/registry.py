@@ -12,7 +12,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError, Unavailable
 from penstock.fileio import Files
-from penstock.formats import hdf5, lmdb, npy, tar, tiledb
+from penstock.formats import folders, hdf5, lmdb, npy, tar, tiledb
 from penstock.members import Wanted
 from penstock.store import Store
 
@@ -80,6 +80,10 @@ BUILT_IN = (
         sign="data.mdb in a folder, or bytes of it",
     ),
     Format("tiledb", (".tiledb", ".tdb"), b"", tiledb.open_folder, recognises=tiledb.is_array, folders=True),
+    Format(  # the last of those for folders: others may hold pictures too
+        "pictures", (), b"", folders.open_folder, recognises=folders.is_folder_of_pictures, folders=True,
+        sign="a folder with pictures in it",
+    ),
 )  # fmt: skip
 
 
