@@ -112,7 +112,7 @@ def format_of(path: str) -> Format:
     if os.path.isdir(path):
         found = folder_format(path)
         if found is None:
-            raise ConfigError(f"{path}: a folder that is of no format known here. Tried: {tried()}")
+            raise ConfigError(f"{path}: a folder of no format known here. Tried, and expected one of: {tried()}")
         return found
     try:
         with open(path, "rb") as file:
@@ -124,5 +124,6 @@ def format_of(path: str) -> Format:
     for known in (*by_content, *by_name):
         return known
     raise ConfigError(
-        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. Tried: {tried()}"
+        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. Tried, and "
+        f"expected one of: {tried()}"
     )
