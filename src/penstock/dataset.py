@@ -9,25 +9,32 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 
 from penstock import index
 from penstock.braces import expand_braces
+from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
-from penstock.fileio import MAX_OPEN_FILES, Files
+from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
+from penstock.gathered import Gathered
 from penstock.mapped import Mapped, Transform
 from penstock.members import Decoders, Wanted, decoder_of
+from penstock.normalized import Normalized
 from penstock.pictures import MAX_PIXELS, Fit
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store, find_key
+from penstock.urls import is_remote
 from penstock.within import within
-from penstock.wrap import Permuted, cast_fields, select_part
+from penstock.wrap import Padded, Permuted, cast_fields, select_part
+
+if TYPE_CHECKING:
+    from penstock.remote import RemoteOptions
 
 Path = str | os.PathLike[str]
 Index = int | np.integer | slice | Sequence[int] | np.ndarray
@@ -158,6 +165,33 @@ class Dataset:
             self.store, self.casts, self.left_out, {**self.axes, field: tuple(before[axis] for axis in axes)}
         )
 
+    def pad(self, field: str, *, to: int, value: float = 0) -> "Dataset":
+        """Fill each row of ``field`` up with ``value``, along its first axis, to a length of ``to``.
+
+        Datasets whose rows differ in length (voxels of different subjects) can then be put one after another.
+        """
+        spec = self._known(field)
+        if field in self.axes:
+            raise ConfigError(f"pad({field!r}, …): its axes were permuted; pad first, then permute")
+        if not spec.shape:
+            raise ConfigError(f"pad({field!r}, …): its rows are single numbers ({spec}), which have no length")
+        if not isinstance(to, int) or to < spec.shape[0]:
+            raise ConfigError(
+                f"pad({field!r}, to={to!r}): expected a whole number, at least the {spec.shape[0]:,} there"
+            )
+        wanted, stored = _as(value, spec.dtype), _as(value, self.store.fields[field].dtype)
+        if wanted is None:
+            raise ConfigError(f"pad({field!r}, value={value!r}): {spec.dtype} has no such value")
+        if stored is not None and field in self.casts:
+            converted = np.empty(1, spec.dtype)
+            convert(stored, converted, self.casts[field])
+            stored = stored if np.array_equal(converted, wanted, equal_nan=True) else None
+        if stored is not None:  # the declared conversion makes of it what is wanted
+            return self._with(Padded(self.store, field, to, stored), self.casts)
+        below = cast_fields(self.store, {field: self.casts[field]})
+        others = {name: cast for name, cast in self.casts.items() if name != field}
+        return self._with(Padded(below, field, to, wanted), others)
+
     def cast(
         self, field: str, dtype: Any, scale: float = 1.0, offset: float = 0.0, *, divisor: float = 1.0
     ) -> "Dataset":
@@ -190,6 +224,31 @@ class Dataset:
         It is tried on a row or two now, to learn its output; it then runs in the loader's threads, many rows at a time.
         """
         return Dataset(Mapped(self._delivered, function), None, self.left_out)
+
+    def normalize(
+        self, field: str, mean: Any, spread: Any, group_of_row: Any = None, dtype: Any = "float32"
+    ) -> "Dataset":
+        """Deliver ``field`` as ``(value - mean) / spread``, in single precision; elements with no spread come as 0.
+
+        ``mean`` and ``spread`` have the shape of a row, or with ``group_of_row`` (a number for each row of this
+        dataset) one more axis before it: z-scores by session, say. A cast declared on the field comes first.
+        """
+        self._known(field)
+        if group_of_row is None:
+            mean, spread, group_of_row = np.asarray(mean)[None], np.asarray(spread)[None], np.zeros(len(self), np.int32)
+        if field in self.axes:
+            raise ConfigError(f"normalize({field!r}, …): its axes were permuted; normalize first, then permute")
+        cast = self.casts.get(field, Cast(np.dtype(np.float32)))
+        unit = cast.divisor / cast.scale  # the cast is undone in the tables, so that values are converted once
+        mean, spread = (np.asarray(mean, np.float32) - cast.offset) * unit, np.asarray(spread, np.float32) * unit
+        others = {name: other for name, other in self.casts.items() if name != field}
+        return self._with(Normalized(self.store, field, mean, spread, group_of_row, np.dtype(dtype)), others)
+
+    def gather(self, rows: Any, *, mean: bool = False, absent: Literal["mean", "zeros"] = "mean") -> "Dataset":
+        """Samples made of several rows: ``rows`` is (samples, rows of each). Fields get an axis for them, or with
+        ``mean=True`` are averaged. -1 stands for no row: there comes the mean of the others, or zeros.
+        """
+        return Dataset(Gathered(self._delivered, np.asarray(rows), mean=mean, absent=absent), None, self.left_out)
 
     def refresh(self) -> "Dataset":
         """The same files as they are now, with the rows that were added since they were opened."""
@@ -259,13 +318,16 @@ def open(
     swmr: bool = False,
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
+    cache_dir: Path | None = None,
+    cache_bytes: int | str | None = None,
+    remote: "RemoteOptions | None" = None,
     size: int | tuple[int, int] | None = None,
     fit: Fit = "resize",
     max_pixels: int = MAX_PIXELS,
     decoders: Decoders | None = None,
 ) -> Dataset:
     """Open files as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or ``"train-{000..017}.tar"``, or
-    a list of them.
+    a list of them. Files may lie on other machines: ``"https://…/train-{000..017}.tar"``, ``"s3://bucket/*.h5"``.
 
     Several files follow each other as given; the files of a pattern in natural order (session 2 before session 10).
 
@@ -277,6 +339,10 @@ def open(
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the
                      user's cache folder (or $PENSTOCK_CACHE)
+    cache_dir:       a folder for whole copies of files on other machines, shared by all processes that name it; None
+                     reads ranges over the network
+    cache_bytes:     how much that folder may hold ("200GB"); None for as much as the disk does
+    remote:          how patient to be with servers: ``penstock.remote.RemoteOptions``
     size:            bring pictures of any size to this one: (height, width), or one number for both
     fit:             how: "resize" stretches, "cover" scales and cuts off what stands out, "crop" cuts out the middle
     max_pixels:      pictures that declare more are refused before they are decoded
@@ -292,7 +358,7 @@ def open(
     options = OpenOptions(
         None if fields is None else tuple(fields),
         allow_fill,
-        Files(max_open_files),
+        remote_files(cache_dir, cache_bytes, remote, max_open=max_open_files),
         row_axis,
         swmr,
         on_error,
@@ -339,11 +405,11 @@ class _Opened(Dataset):
     def __init__(self, path: Path | Sequence[Path], options: OpenOptions) -> None:
         self._path, self._options = path, options
         left_out: list[DataError | SourceError] = []
-        paths = _paths(path, left_out if options.on_error == "skip" else None)
+        paths = _paths(path, options.files, left_out if options.on_error == "skip" else None)
         stores = []
         for each in paths:
             try:
-                stores.append(format_of(each).open(each, options))
+                stores.append(format_of(each, options.files).open(each, options))
             except (DataError, SourceError) as error:
                 if options.on_error == "raise":
                     raise
@@ -357,6 +423,18 @@ class _Opened(Dataset):
 
     def refresh(self) -> Dataset:
         return _Opened(self._path, self._options)
+
+
+def _as(value: float, dtype: np.dtype) -> np.ndarray | None:
+    """One value in this dtype; None where there is none such. Floats may be rounded."""
+    try:
+        with np.errstate(all="ignore"):
+            given = np.asarray(value).reshape(1)
+            found = given.astype(dtype)
+    except (TypeError, ValueError):
+        return None
+    kept = np.isfinite(found) == np.isfinite(given) if dtype.kind in "fc" else found == given
+    return found if kept.all() else None
 
 
 def _wanted(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> Wanted:
@@ -423,13 +501,15 @@ def _join_rows(label: str, dataset: Dataset, rows: Any) -> np.ndarray:
         raise type(error)(f"join: {label}: {error}") from None
 
 
-def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] | None = None) -> list[str]:
+def _paths(
+    path: Path | Iterable[Path], files: Files, left_out: list[DataError | SourceError] | None = None
+) -> list[str]:
     """The files that are meant; those that are not there go to ``left_out``, if there is one."""
     if not isinstance(path, str | os.PathLike):
         found = []
         for one in path:
             try:
-                found += _paths(one)
+                found += _paths(one, files)
             except Missing as error:
                 if left_out is None:
                     raise
@@ -438,6 +518,8 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
             raise Missing("no files: the list of paths is empty")
         return found
     name = os.fspath(path)
+    if is_remote(name):
+        return _addresses(name, files)
     if os.path.isfile(name):
         return [name]
     if os.path.isdir(name):
@@ -448,7 +530,7 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
             )
         return [name]
     if "{" in name and (expanded := _expanded(name)) != [name]:
-        return _paths(expanded, left_out)
+        return _paths(expanded, files, left_out)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)
@@ -459,6 +541,16 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
 
 def _can_be_opened(name: str) -> bool:
     return os.path.isfile(name) or (os.path.isdir(name) and folder_format(name) is not None)
+
+
+def _addresses(pattern: str, files: Files) -> list[str]:
+    """Files on other machines, by what may be shown of their addresses."""
+    found: list[str] = []
+    for each in _expanded(pattern):
+        # What follows a question mark in an address of the web is no pattern.
+        starred = glob.has_magic(each.replace("?", "")) if each.startswith("s3://") else "*" in each.partition("?")[0]
+        found += sorted(files.remote.listed(each), key=_natural) if starred else [each]
+    return [files.remote.admit(each) for each in found]
 
 
 def _expanded(name: str) -> list[str]:

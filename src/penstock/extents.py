@@ -30,6 +30,8 @@ class FileId:
     inode: int
     growing: bool = False
     """Still being written: it may become longer, and what was there stays."""
+    etag: str = ""
+    """What a server calls this version of a file that is not on this machine."""
 
 
 @dataclass(frozen=True)

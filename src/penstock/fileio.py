@@ -8,9 +8,13 @@ Rules:
 2. Never more than ``max_open`` descriptors are open; with 0, each request opens and closes its own.
 3. Handles are never shared across a fork: the child closes what it inherited and opens its own.
 4. A file is identified when it is parsed and checked when it is lent. Another size or time is an error, not other data.
+5. A file on another machine is read in ranges; with a cache, from its copy there, which is open only while it is lent,
+   so that the cache can make room. Where a cache cannot hold all files that were opened, the first that fit have
+   copies and the others are read in ranges: they would push each other out with every read. None is ever mapped.
 """
 
 import ctypes
+import hashlib
 import mmap
 import os
 import sys
@@ -18,20 +22,34 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from penstock import tally
-from penstock.errors import Changed, ConfigError, Missing, Truncated, Unavailable
+from penstock.errors import Changed, ConfigError, Corrupt, Missing, Truncated, Unavailable
 from penstock.extents import FileId
+from penstock.filecache import PATIENCE_S, FileCache
+from penstock.sizes import KiB, MiB, parse_size
+from penstock.urls import is_remote
+
+if TYPE_CHECKING:  # what speaks to servers takes a while to import, and is imported when it is needed
+    from penstock.remote import Body, Head, Remote, RemoteOptions
 
 # Enough for a handle a session and a thread, far below any system's limit of 256 (macOS) or 1024 (Linux).
 MAX_OPEN_FILES = 64
 
 # How long a look at a file's size and time holds good. Looking costs microseconds, and a switch of threads.
 CHECK_EVERY_S = 0.02
+
+# What tells a file's format.
+HEAD_BYTES = 512
+
+# Pieces in which a file is fetched into the cache.
+FETCH_BYTES = 1 * MiB
+BUFFER_BYTES = 256 * KiB
 
 _BINARY = getattr(os, "O_BINARY", 0)
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
@@ -53,6 +71,14 @@ def identify(path: str, *, growing: bool = False) -> FileId:
     return FileId(path, found.st_size, found.st_mtime_ns, found.st_ino, growing)
 
 
+def _beginning(path: str, count: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
+
+
 def check_unchanged(file: FileId) -> None:
     """Refuse to go on with any other file than the one that was parsed."""
     now = identify(file.path, growing=file.growing)
@@ -68,12 +94,23 @@ def check_unchanged(file: FileId) -> None:
 class Files:
     """Open files, lent to whoever reads."""
 
-    def __init__(self, max_open: int = MAX_OPEN_FILES) -> None:
+    def __init__(
+        self,
+        max_open: int = MAX_OPEN_FILES,
+        remote: "Remote | None" = None,
+        cache: FileCache | None = None,
+        known: "Mapping[str, Head] | None" = None,
+    ) -> None:
         if not isinstance(max_open, int) or max_open < 0:
             raise ConfigError(
                 f"max_open_files={max_open!r}: expected a whole number, 0 (open for each request) or more"
             )
         self.max_open = max_open
+        self._remote, self.cache = remote, cache
+        self._known: dict[str, Head] = dict(known or {})
+        """Files on other machines, as they were when they were identified last."""
+        self._known_bytes = sum(head.file.size for head in self._known.values())
+        self._just_asked: set[str] = set()
         self._reset()
         _EVERY_FILES.add(self)
 
@@ -81,12 +118,139 @@ class Files:
         self._open: OrderedDict[tuple[FileId, bool], Handle] = OrderedDict()
         self._changed = threading.Condition()
 
-    def __reduce__(self) -> tuple[type, tuple[int]]:
-        return type(self), (self.max_open,)
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.max_open, self._remote, self.cache, self._known)
+
+    @property
+    def remote(self) -> "Remote":
+        """What reads files on other machines."""
+        if self._remote is None:
+            from penstock.remote import Remote
+
+            self._remote = Remote()
+        return self._remote
+
+    def identify(self, path: str, *, growing: bool = False) -> FileId:
+        """The file as it is now; ``path`` may be an address that was admitted."""
+        if not is_remote(path):
+            return identify(path, growing=growing)
+        if path in self._just_asked:
+            self._just_asked.discard(path)
+        else:
+            self._ask(path)
+        head = self._known[path]
+        if not head.in_parts and self.cache is None:
+            raise Unavailable(
+                f"{path}: the server cannot send parts of files, so single samples cannot be read from there. Pass "
+                f"cache_dir= to fetch files whole, once; or read in order with penstock.webdataset"
+            )
+        return head.file
+
+    def first_bytes(self, path: str) -> bytes:
+        """What tells a file's format; fewer bytes if it is shorter."""
+        if is_remote(path):  # the same request identifies it, and that is what comes next
+            self._just_asked.add(path)
+            return self._ask(path).first
+        return _beginning(path, HEAD_BYTES)
+
+    def _ask(self, path: str) -> "Head":
+        head, before = self.remote.head(path), self._known.get(path)
+        self._known[path] = head
+        self._known_bytes += head.file.size - (before.file.size if before else 0)
+        return head
+
+    def head_of(self, file: FileId, count: int) -> bytes:
+        """The first bytes of a file while it is parsed; fewer if it is shorter. No handle of it is kept."""
+        if not is_remote(file.path):
+            return _beginning(file.path, count)
+        head = np.empty(min(count, file.size), np.uint8)
+        with self.lend(file) as handle:
+            handle.read_into(0, head)
+        return head.tobytes()
+
+    def is_far(self, file: FileId) -> bool:
+        """Whether each read of it is a journey, so that many at a time pay."""
+        return is_remote(file.path) and not self._keeps(file)
+
+    def _keeps(self, file: FileId) -> bool:
+        """Whether there is to be a copy of a file in the cache."""
+        if self.cache is None:
+            return False
+        limit = self.cache.limit_bytes
+        if limit is None or self._known_bytes <= limit or self.cache.has(file):
+            return True
+        head = self._known.get(file.path)
+        return head is None or not head.in_parts or file.size > limit  # the last is an error, which tells of the limit
 
     @contextmanager
     def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
         """A handle of this file (or a mapping of it, where rows are too small for a system call each)."""
+        if not is_remote(file.path):
+            with self._lend_local(file, mapped) as handle:
+                yield handle
+        elif self.cache is None or not self._keeps(file):
+            yield RemoteHandle(file, self.remote)
+        else:
+            with self.cache.lent(file, lambda descriptor: self._fetch(file, descriptor)) as descriptor:
+                yield CachedHandle(file, descriptor)
+
+    @contextmanager
+    def lend_in_order(self, file: FileId) -> Iterator["Handle"]:
+        """A handle for reads that go ahead through the file: one long request where it is far away."""
+        if not self.is_far(file):
+            with self.lend(file) as handle:
+                yield handle
+            return
+        with self.remote.body(file.path, file) as body:
+            yield BodyHandle(file, body)
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator["Body | BinaryIO"]:
+        """All bytes of a file on another machine, in order; from its copy, where there is a cache."""
+        file = self.copied(path)
+        if file is None:
+            with self.remote.body(path) as body:
+                yield body
+            return
+        with self.lend(file) as handle, open(os.dup(handle.descriptor), "rb", buffering=BUFFER_BYTES) as copy:
+            os.lseek(handle.descriptor, 0, os.SEEK_SET)
+            yield copy
+
+    def copied(self, path: str) -> FileId | None:
+        """A file on another machine of which a copy is kept here; None where there is no cache, no room in it, or no
+        telling how long the file is.
+        """
+        from penstock.remote import NoLength
+
+        if self.cache is None:
+            return None
+        try:
+            file = self.identify(path)
+        except NoLength:
+            return None
+        return file if self._keeps(file) else None
+
+    def _fetch(self, file: FileId, descriptor: int) -> None:
+        """Write a file from another machine to an open one, and compare its checksum where the server gives one."""
+        from penstock.remote import digest_of
+
+        piece = memoryview(bytearray(min(FETCH_BYTES, max(1, file.size))))
+        sums = {name: hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha256")}
+        with self.remote.body(file.path, file) as body:
+            told = None
+            while got := body.readinto(piece):
+                told = digest_of(file.path, body.headers)
+                if told is not None:
+                    sums[told[0]].update(piece[:got])
+                _write(descriptor, piece[:got])
+        if told is not None and sums[told[0]].digest() != told[1]:
+            raise Corrupt(
+                f"{file.path}: what came is not what the server says it sent: {told[0]} {sums[told[0]].hexdigest()} "
+                f"instead of {told[1].hex()}. It is not kept; try again"
+            )
+
+    @contextmanager
+    def _lend_local(self, file: FileId, mapped: bool) -> Iterator["Handle"]:
         handle = self._take(file, mapped)
         try:
             handle.check()
@@ -109,6 +273,8 @@ class Files:
             for key in [key for key, handle in self._open.items() if handle.users == 0 and handle.descriptor >= 0]:
                 self._close(*key)
             self._changed.notify_all()
+        if self._remote is not None:
+            self._remote.close()
 
     def _take(self, file: FileId, mapped: bool) -> "Handle":
         most = self.max_open or MAX_OPEN_FILES
@@ -136,6 +302,26 @@ class Files:
 
     def _close(self, file: FileId, mapped: bool) -> None:
         self._open.pop((file, mapped)).close()
+
+
+def remote_files(
+    cache_dir: str | os.PathLike[str] | None,
+    cache_bytes: int | str | None,
+    options: "RemoteOptions | None",
+    max_open: int = MAX_OPEN_FILES,
+) -> Files:
+    """Files that may lie on other machines, as the caller of ``open`` wants them read."""
+    remote, patience_s = None, PATIENCE_S
+    if options is not None:
+        from penstock.remote import Remote
+
+        remote, patience_s = Remote(options), options.deadline_s
+    if cache_dir is None:
+        if cache_bytes is not None:
+            raise ConfigError(f"cache_bytes={cache_bytes!r} without cache_dir=: name the folder that it limits")
+        return Files(max_open, remote)
+    limit = None if cache_bytes is None else parse_size(cache_bytes, argument="cache_bytes")
+    return Files(max_open, remote, FileCache(os.fspath(cache_dir), limit, patience_s))
 
 
 class Handle:
@@ -178,13 +364,14 @@ class Handle:
             self._checked = now
 
     def read_into(self, offset: int, *targets: np.ndarray) -> None:
-        """Fill ``targets`` (each contiguous) one after another from ``offset`` on.
-
-        Short reads go on, an early end is an error.
-        """
+        """Fill ``targets`` (each contiguous) one after another from ``offset`` on; an early end is an error."""
         views = [target.reshape(-1).view(np.uint8).data for target in targets]
+        tally.mine().bytes_read += sum(map(len, views))
+        self._fill(offset, views)
+
+    def _fill(self, offset: int, views: list[memoryview]) -> None:
+        """Short reads go on."""
         wanted = sum(map(len, views))
-        tally.mine().bytes_read += wanted
         if wanted <= _MOST_PER_CALL and self._read_some(views, offset) == wanted:
             return
         for view in views:
@@ -223,6 +410,72 @@ class Handle:
 
     def __del__(self) -> None:
         self.close()
+
+
+class CachedHandle(Handle):
+    """A copy in the cache, whose descriptor is the cache's to close."""
+
+    def __init__(self, file: FileId, descriptor: int) -> None:
+        self.file, self.descriptor = file, descriptor
+        self._seek = threading.Lock()
+
+    def check(self) -> None:
+        """A copy does not change."""
+
+    def close(self) -> None:
+        """The cache's to do."""
+
+
+class RemoteHandle(Handle):
+    """A file on another machine, read in ranges."""
+
+    def __init__(self, file: FileId, remote: "Remote") -> None:
+        self.file, self._remote = file, remote
+
+    def check(self) -> None:
+        """Every answer tells whether it is the same file."""
+
+    def _fill(self, offset: int, views: list[memoryview]) -> None:
+        _check_inside(self.file, offset, views)
+        self._remote.read_into(self.file, offset, views)
+
+    def close(self) -> None:
+        """Connections are shared."""
+
+
+class BodyHandle(Handle):
+    """A file on another machine, read from beginning to end."""
+
+    def __init__(self, file: FileId, body: "Body") -> None:
+        self.file, self._body = file, body
+
+    def check(self) -> None:
+        """Every answer tells whether it is the same file."""
+
+    def _fill(self, offset: int, views: list[memoryview]) -> None:
+        _check_inside(self.file, offset, views)
+        if offset != self._body.at:
+            self._body.move(offset)
+        for view in views:
+            for begin in range(0, len(view), FETCH_BYTES):
+                self._body.readinto(view[begin : begin + FETCH_BYTES])
+
+    def close(self) -> None:
+        """The lender's to do."""
+
+
+def _check_inside(file: FileId, offset: int, views: list[memoryview]) -> None:
+    wanted = sum(map(len, views))
+    if offset + wanted > file.size:
+        raise Truncated(
+            f"{file.path}: {wanted:,} bytes were expected at offset {offset:,}, but the file ends after "
+            f"{max(0, file.size - offset):,} of them"
+        )
+
+
+def _write(descriptor: int, view: memoryview) -> None:
+    while len(view):
+        view = view[os.write(descriptor, view) :]
 
 
 def map_file(path: str) -> np.ndarray:
@@ -267,6 +520,8 @@ def _after_fork_in_child() -> None:
     for files in list(_EVERY_FILES):
         inherited = list(files._open.values())
         files._reset()
+        if files._remote is not None:
+            files._remote.after_fork()
         for handle in inherited:
             handle.close()
 

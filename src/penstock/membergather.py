@@ -13,6 +13,7 @@ from penstock.memory import aligned
 from penstock.rangeread import MAP_BELOW_BYTES, Gathering
 from penstock.sizes import KiB
 from penstock.spec import Cast
+from penstock.urls import is_remote
 from penstock.within import Within
 
 # Copied at a time by way of memory that numpy takes: it stays in the core's cache.
@@ -23,8 +24,8 @@ def member_reader(
     array: Members, files: Files, cast: Cast | None, part: Within | None
 ) -> "MemberReader | GatherMembers":
     """The reader that suits the members."""
-    kind, in_one_file = array.kind, not isinstance(array, LooseFiles)
-    if in_one_file and isinstance(kind, Npy | Raw) and len(kind.head) + kind.bytes < MAP_BELOW_BYTES:
+    kind, can_be_mapped = array.kind, not isinstance(array, LooseFiles) and not is_remote(array.file.path)
+    if can_be_mapped and isinstance(kind, Npy | Raw) and len(kind.head) + kind.bytes < MAP_BELOW_BYTES:
         return GatherMembers(array, files, cast, part)
     return MemberReader(array, files, cast, part)
 

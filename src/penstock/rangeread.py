@@ -4,6 +4,7 @@ Of rows of which only a part is wanted, the ranges worth reading are read: those
 gaps between them that cost less to read than another call would.
 """
 
+from itertools import repeat
 from math import prod
 
 import numpy as np
@@ -15,7 +16,8 @@ from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Cast, FieldSpec
-from penstock.within import Mask, Within
+from penstock.urls import is_remote
+from penstock.within import Mask, Within, ascending
 
 # Below this a system call a row costs more than the copy: gather from a mapping instead (0.8 against 2.5 million
 # rows of 4 KiB a second). Above it, reads keep the page tables small and notice a file that was cut short.
@@ -38,7 +40,7 @@ def range_reader(
     array: Contiguous, files: Files, cast: Cast | None, part: Within | None
 ) -> "RangeReader | GatherReader | PartReader":
     """The reader that suits the size of the rows."""
-    if array.row_bytes < MAP_BELOW_BYTES:
+    if array.row_bytes < MAP_BELOW_BYTES and not is_remote(array.file.path):
         return GatherReader(array, files, cast, part)
     return RangeReader(array, files, cast) if part is None else PartReader(array, files, cast, part)
 
@@ -85,7 +87,9 @@ class RangeReader:
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         array = self.array
         with self.files.lend(array.file) as handle:
-            for first, place, count in coalesce.neighbours(rows, at):
+            whole = target.flags.c_contiguous
+            runs = coalesce.neighbours(rows, at) if whole else zip(rows.tolist(), at.tolist(), repeat(1), strict=False)
+            for first, place, count in runs:
                 offset = array.offset + first * array.row_bytes
                 goal = target[place : place + count]
                 if self.cast:
@@ -131,7 +135,10 @@ class PartReader:
 
 def _worth_reading(part: Within, width: int) -> tuple[tuple[list[tuple[int, int]], np.ndarray], int]:
     """Byte offsets in the row and lengths; where each wanted element lies in what is read; and the size of both."""
-    flat = part.flat
+    flat, order = part.flat, None
+    if not ascending(flat):  # delivered in an order of their own
+        order = np.argsort(flat, kind="stable")
+        flat = flat[order]
     breaks = [0]
     for begin in range(0, len(flat), TABLE_PIECE):  # piece by piece: a mask may name millions
         steps = np.diff(flat[begin : begin + TABLE_PIECE + 1])
@@ -143,6 +150,9 @@ def _worth_reading(part: Within, width: int) -> tuple[tuple[list[tuple[int, int]
         ranges.append((first * width, count * width))
         np.subtract(flat[begin:end], first - done, out=packed[begin:end])
         done += count
+    if order is not None:
+        in_order, packed = packed, np.empty_like(packed)
+        packed[order] = in_order
     return (ranges, packed), packed.nbytes + RANGE_BYTES * len(ranges)
 
 
@@ -169,7 +179,7 @@ class Gathering:
             return
         tally.mine().bytes_read += len(rows) * array.row_bytes
         with self.files.lend(array.file, mapped=True) as handle:
-            if self.cast is None and self.flat is None and coalesce.consecutive(at):
+            if self.cast is None and self.flat is None and coalesce.consecutive(at) and target.flags.c_contiguous:
                 goal = target[int(at[0]) : int(at[0]) + len(at)].reshape(len(at), -1).view(np.uint8)
                 self._gather(handle, rows, goal)
                 return

@@ -79,6 +79,8 @@ class ReadPath:
     missing_chunks: int = 0
     remedy: str = ""
     """What would let each row be read by itself; empty where it can be."""
+    far: bool = False
+    """Whether each read is a journey over the network, so that many at a time pay."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ after ``close``. It pickles, and works after a fork.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +24,7 @@ from penstock.members import MemberReader
 from penstock.pieces import WHOLE, Share
 from penstock.rangeread import Gathering, GatherReader, PartReader, RangeReader, range_reader
 from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.urls import base_name
 from penstock.within import Box, Within, compose
 
 Out = Mapping[str, np.ndarray]
@@ -69,6 +70,11 @@ def shared_index(store: Store) -> dict[int, int]:
     """Bytes that a store's index shares with other stores, by what is shared: a mask that selects from many files."""
     found: dict[int, int] = getattr(store, "shared_index", {})
     return found
+
+
+def takes_rows_apart(store: Store) -> bool:
+    """Whether ``out`` may hold rows that do not follow each other in memory, such as the first part of longer ones."""
+    return bool(getattr(store, "takes_rows_apart", False))
 
 
 @runtime_checkable
@@ -149,6 +155,8 @@ def digest(*parts: object) -> str:
 class ExtentStore:
     """Fields whose bytes lie at known places of one file."""
 
+    takes_rows_apart = True
+
     def __init__(
         self,
         arrays: Mapping[str, Extents],
@@ -203,7 +211,7 @@ class ExtentStore:
     def fingerprint(self) -> str:
         parts = sorted((name, part.describe()) for name, part in self._parts.items())
         return digest(
-            *((PurePath(array.file.path).name, array.file.size, array.describe()) for array in self._arrays.values()),
+            *((base_name(array.file.path), array.file.size, array.describe()) for array in self._arrays.values()),
             sorted(self._casts.items()),
             *([parts] if parts else []),
         )
@@ -249,9 +257,9 @@ class ExtentStore:
 
     def read_paths(self) -> Sequence[ReadPath]:
         return [
-            _chunk_path(name, reader, self._length)
+            _far_path(reader, _chunk_path(name, reader, self._length))
             if isinstance(reader, LargeChunks | SmallChunks)
-            else _range_path(name, reader, self._length)
+            else _far_path(reader, _range_path(name, reader, self._length))
             for name, reader in self._readers.items()
         ]
 
@@ -274,6 +282,12 @@ def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None
     if isinstance(array, Members):
         return member_reader(array, files, cast, part)
     return range_reader(array, files, cast, part)
+
+
+def _far_path(reader: _Reader, path: ReadPath) -> ReadPath:
+    if not reader.files.is_far(reader.array.file):
+        return path
+    return replace(path, far=True)
 
 
 def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:

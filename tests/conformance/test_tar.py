@@ -406,7 +406,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     walk = tarindex.walk
 
     def noted(archive: Any) -> Any:
-        seen.append(os.path.basename(archive))
+        seen.append(os.path.basename(archive.file.path))
         return walk(archive)
 
     monkeypatch.setattr(tarindex, "walk", noted)

@@ -3,11 +3,10 @@
 import errno
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,13 @@ import numpy as np
 from penstock import coalesce
 from penstock.errors import ConfigError, Corrupt, PenstockError, Truncated, Unavailable
 from penstock.extents import FileId
-from penstock.fileio import check_unchanged
+from penstock.fileio import Files, check_unchanged
+from penstock.formats.pagedfile import PAGED_BYTES, PagedFile
 from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
 from penstock.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
+from penstock.urls import base_name, is_remote
 from penstock.within import Box, Mask, Within, compose, coordinates, element_strides, everything
 from penstock.wrap import crop
 
@@ -35,23 +36,50 @@ CHUNK_COPIES = 3
 
 
 @contextmanager
-def opened(file: FileId, cache_bytes: int = 0) -> Iterator[Any]:
+def opened(file: FileId, files: Files, cache_bytes: int = 0) -> Iterator[Any]:
+    """The file for h5py; one on another machine is read through a Python file object, or from its copy."""
+    if not is_remote(file.path):
+        with _opened(file, file.path, cache_bytes) as h5:
+            yield h5
+        return
+    with files.lend(file) as handle, closing(PagedFile(handle)) as paged:
+        try:
+            with _opened(file, paged, cache_bytes) as h5:
+                yield h5
+        except Exception:
+            if paged.error is None:
+                raise
+        if paged.error is not None:
+            raise paged.error
+
+
+@contextmanager
+def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
     try:
         import h5py
     except ImportError:
         raise ConfigError('reading HDF5 needs h5py: pip install "penstock[hdf5]"') from None
+    failure: PenstockError | None = None
     try:
-        h5 = h5py.File(file.path, "r", rdcc_nbytes=cache_bytes, swmr=file.growing)
+        h5 = h5py.File(source, "r", rdcc_nbytes=cache_bytes, swmr=file.growing)
     except OSError as error:
-        if "truncated" in str(error):
-            raise Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT):
-            raise Unavailable(f"{file.path}: cannot be read ({error}); check the path and its permissions") from error
-        raise Corrupt(
-            f"{file.path}: not a whole HDF5 file ({file.size:,} bytes; {error}); fetch it again, or leave it out"
-        ) from error
+        failure = _explained(file, error)
+    if failure is not None:
+        # Not as a consequence of h5py's: its traceback holds the file object, and where that outlives h5py, the process
+        # crashes at its end.
+        raise failure
     with h5:
         yield h5
+
+
+def _explained(file: FileId, error: OSError) -> PenstockError:
+    if "truncated" in str(error):
+        return Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT):
+        return Unavailable(f"{file.path}: cannot be read ({error}); check the path and its permissions")
+    return Corrupt(
+        f"{file.path}: not a whole HDF5 file ({file.size:,} bytes; {error}); fetch it again, or leave it out"
+    )
 
 
 @dataclass(frozen=True)
@@ -126,8 +154,8 @@ _ONE_AT_A_TIME = threading.Lock()
 class H5pyStore:
     """Datasets of one file, open only while a read lasts."""
 
-    def __init__(self, file: FileId, rows: int, layouts: Mapping[str, Layout]) -> None:
-        self.file, self._rows, self.layouts = file, rows, dict(layouts)
+    def __init__(self, file: FileId, files: Files, rows: int, layouts: Mapping[str, Layout]) -> None:
+        self.file, self._files, self._rows, self.layouts = file, files, rows, dict(layouts)
         self.fields: Fields = {name: each.spec for name, each in layouts.items()}
 
     index_bytes = 0
@@ -148,31 +176,36 @@ class H5pyStore:
     def fingerprint(self) -> str:
         parts = sorted((name, each.part.describe()) for name, each in self.layouts.items() if each.part)
         layouts = sorted((name, str(each.stored), each.shape, each.row_axis) for name, each in self.layouts.items())
-        return digest("h5py", Path(self.file.path).name, self.file.size, layouts, parts)
+        return digest("h5py", base_name(self.file.path), self.file.size, layouts, parts)
 
     def scratch_bytes(self, rows: int) -> int:
-        return max(each.scratch_bytes(rows) for each in self.layouts.values())
+        paged = PAGED_BYTES if is_remote(self.file.path) else 0
+        return paged + max(each.scratch_bytes(rows) for each in self.layouts.values())
 
     def choosing(self, names: Sequence[str]) -> "H5pyStore":
-        return H5pyStore(self.file, self._rows, {name: self.layouts[name] for name in names})
+        return H5pyStore(self.file, self._files, self._rows, {name: self.layouts[name] for name in names})
 
     def selecting(self, field: str, part: Within) -> "H5pyStore":
         layout = self.layouts[field]
         whole = compose(layout.part, part) if layout.part else part
-        return H5pyStore(self.file, self._rows, {**self.layouts, field: replace(layout, part=whole)})
+        return H5pyStore(self.file, self._files, self._rows, {**self.layouts, field: replace(layout, part=whole)})
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         check_rows(rows, self)
-        check_unchanged(self.file)
+        self._check_unchanged()
         ascending = np.argsort(rows, kind="stable")
         cache_bytes = max((self.layouts[name].cache_bytes for name in out), default=0)
         try:
-            with _ONE_AT_A_TIME, opened(self.file, cache_bytes) as h5:
+            with _ONE_AT_A_TIME, opened(self.file, self._files, cache_bytes) as h5:
                 for name, target in out.items():
                     self._read_field(h5[name], self.layouts[name], rows[ascending], at[ascending], target)
         except (PenstockError, KeyError):
-            check_unchanged(self.file)  # another file under its name is the likelier cause
+            self._check_unchanged()  # another file under its name is the likelier cause
             raise
+
+    def _check_unchanged(self) -> None:
+        if not is_remote(self.file.path):  # there, every answer tells
+            check_unchanged(self.file)
 
     def _read_field(self, dataset: Any, layout: Layout, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         """``rows`` ascend, with repeats: read each run of neighbours once and copy it out."""

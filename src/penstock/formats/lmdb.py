@@ -16,7 +16,6 @@ import numpy as np
 from penstock import lmdbkeys, lmdbwalk, members, tarindex, values
 from penstock.errors import ConfigError, DecodeFailed, Missing, SchemaMismatch, Unsafe
 from penstock.extents import Extents, FileId
-from penstock.fileio import identify
 from penstock.formats.samples import Samples
 from penstock.lmdbwalk import MAGIC, MAGIC_AT
 from penstock.picture_headers import read_header
@@ -48,7 +47,7 @@ def is_database(path: str) -> bool:
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The samples of one database: a file, or a folder with ``data.mdb`` in it."""
-    file = identify(os.path.join(path, DATA_FILE) if os.path.isdir(path) else path)
+    file = options.files.identify(os.path.join(path, DATA_FILE) if os.path.isdir(path) else path)
     table = _table(file, options)
     if not table.samples:
         raise Missing(f"{file.path}: an LMDB database without samples")

@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import PurePath
 from typing import Literal
 
-from penstock.errors import ConfigError, Unavailable
+from penstock.errors import ConfigError
 from penstock.fileio import Files
 from penstock.formats import folders, hdf5, lmdb, npy, tar, tiledb
 from penstock.members import Wanted
 from penstock.store import Store
+from penstock.urls import base_name
 
 ENTRY_POINT_GROUP = "penstock.formats"
 
@@ -107,20 +108,16 @@ def tried() -> str:
     return ", ".join(map(str, formats()))
 
 
-def format_of(path: str) -> Format:
+def format_of(path: str, files: Files) -> Format:
     """The format of an existing file or folder."""
     if os.path.isdir(path):
         found = folder_format(path)
         if found is None:
             raise ConfigError(f"{path}: a folder of no format known here. Tried, and expected one of: {tried()}")
         return found
-    try:
-        with open(path, "rb") as file:
-            head = file.read(512)
-    except OSError as error:
-        raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
+    head = files.first_bytes(path)
     by_content = [known for known in formats() if known.is_kind_of(path, head)]
-    by_name = [known for known in formats() if PurePath(path).suffix.lower() in known.suffixes]
+    by_name = [known for known in formats() if PurePath(base_name(path)).suffix.lower() in known.suffixes]
     for known in (*by_content, *by_name):
         return known
     raise ConfigError(

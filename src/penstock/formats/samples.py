@@ -92,7 +92,7 @@ class Samples:
             return min(largest, most)
         offsets, lengths = self.table.offsets[:, column], self.table.lengths[:, column]
         largest = 0
-        with self.options.files.lend(self.file) as handle:
+        with self.options.files.lend_in_order(self.file) as handle:
             for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
                 if offset != NOT_THERE:
                     largest = max(largest, count_pixels(handle, offset, length))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from penstock import members, tarindex
 from penstock.errors import Missing
 from penstock.extents import Extents, FileId
-from penstock.fileio import identify
 from penstock.formats.samples import Samples
 from penstock.store import ExtentStore, Store
 from penstock.tarindex import SampleTable
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The samples of one archive."""
-    file = identify(path)
-    table = _table(file, options.index_folder)
+    file = options.files.identify(path)
+    table = _table(file, options)
     names = options.fields or tuple(name for name in table.fields if members.is_known(name, options.members))
     if not names:
         raise Missing(
@@ -38,11 +37,14 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     return ExtentStore(arrays, options.files)
 
 
-def _table(file: FileId, folder: str | None) -> SampleTable:
-    if folder is None:
-        return tarindex.group(tarindex.walk(file.path))
-    found = tarindex.load(folder, file)
-    return found or tarindex.save(folder, file, tarindex.group(tarindex.walk(file.path)))
+def _table(file: FileId, options: "OpenOptions") -> SampleTable:
+    folder = options.index_folder
+    found = None if folder is None else tarindex.load(folder, file)
+    if found is not None:
+        return found
+    with options.files.lend_in_order(file) as handle:
+        table = tarindex.group(tarindex.walk(handle))
+    return table if folder is None else tarindex.save(folder, file, table)
 
 
 def _told(table: SampleTable) -> str:

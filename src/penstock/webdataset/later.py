@@ -1,9 +1,10 @@
 """Content that is read when it is needed, so that shuffling holds places of samples instead of samples.
 
-Where samples of local, uncompressed shards go straight into a shuffle, what goes through it is their names and where
-their fields lie; the fields are read when the shuffle gives a sample out. The order is the same where the caller's own
-``rng`` decides it, and a buffer of 500 volumes takes kilobytes. Where it does not, many more places are mixed: up to
-``PLACES`` samples come in an order that is uniform over the epoch.
+Where samples of uncompressed shards go straight into a shuffle, what goes through it is their names and where their
+fields lie; the fields are read when the shuffle gives a sample out. The shards must be files here, or have copies here
+(``cache_dir=``). The order is the same where the caller's own ``rng`` decides it, and a buffer of 500 volumes takes
+kilobytes. Where it does not, many more places are mixed: up to ``PLACES`` samples come in an order that is uniform over
+the epoch.
 """
 
 from collections.abc import Iterator
@@ -65,9 +66,8 @@ def _is_place(sample: Any) -> bool:
     return any(isinstance(value, Later) for value in sample.values())
 
 
-def load_later(samples: Iterator[Any], run: Run, handler: Handler) -> Iterator[Any]:
+def load_later(samples: Iterator[Any], run: Run, handler: Handler, files: Files) -> Iterator[Any]:
     """The same samples with their content."""
-    files = Files()
     try:
         for sample in samples:
             try:
