@@ -32,8 +32,10 @@ LAYERS = [
     ["combine"],
     ["wrap"],
     ["store"],
+    ["membergather"],
     ["chunkread", "members"],
-    ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
+    ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "lmdbkeys", "lmdbwalk", "folderindex"],
+    ["savedcolumns"],
     ["fileio", "codecs", "pictures"],
     ["remote", "filecache", "packing"],
     ["transport", "signing"],
@@ -47,6 +49,9 @@ LAYERS = [
 DOORS = {
     "matplotlib": {"cli"},
     "torch": {"pytorch", "cli", "testing"},
+    "lmdb": set(),
+    "pyarrow": {"formats.filetables"},
+    "tiledb": {"formats.tiledb"},
     "obstore": {"signing"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }

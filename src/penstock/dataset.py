@@ -20,10 +20,10 @@ from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats.memory import MemoryStore
-from penstock.formats.registry import OpenOptions, format_of
+from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
 from penstock.gathered import Gathered
 from penstock.mapped import Mapped, Transform
-from penstock.members import Decoders, Wanted, named
+from penstock.members import Decoders, Wanted, decoder_of
 from penstock.normalized import Normalized
 from penstock.pictures import MAX_PIXELS, Fit
 from penstock.sizes import format_size
@@ -352,7 +352,8 @@ def open(
     max_pixels:      pictures that declare more are refused before they are decoded
     decoders:        your own by extension or field, where samples are files: ``{"pfm": read_pfm}``, a function of the
                      bytes. What makes arrays of one shape gives arrays, anything else lists. Or by name: "bytes",
-                     "text", "json", "array" (npy of any shape) or "arrays" (npz), which give lists
+                     "text", "json", "array" (npy of any shape) or "arrays" (npz), which give lists. Or what plain
+                     bytes are an array of: ``{"vector": "float32"}``, ``{"patch": ("uint8", (64, 64))}``
     """
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r}: expected a tuple of names, such as ({fields!r},)")
@@ -448,13 +449,9 @@ def _wanted(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> 
         raise ConfigError(f"size={size!r}: expected (height, width), or one number for both")
     if fit not in get_args(Fit):
         raise ConfigError(f"fit={fit!r}: expected one of {', '.join(map(repr, get_args(Fit)))}")
-    for name, decoder in (decoders or {}).items():
-        if isinstance(decoder, str):
-            named(decoder)
-        elif not callable(decoder):
-            raise ConfigError(f"decoders: {name!r}: expected a function of the bytes, or a name; got {decoder!r}")
     wanted_size = None if sides is None else (sides[0], sides[1])
-    return Wanted(wanted_size, fit, max_pixels, {name.lstrip("."): each for name, each in (decoders or {}).items()})
+    own = {name.lstrip("."): decoder_of(each) for name, each in (decoders or {}).items()}
+    return Wanted(wanted_size, fit, max_pixels, own)
 
 
 def check_on_error(on_error: str) -> None:
@@ -530,15 +527,24 @@ def _paths(
     if os.path.isfile(name):
         return [name]
     if os.path.isdir(name):
-        raise ConfigError(f"{name}: is a folder; name the files in it, for example {os.path.join(name, '*.hdf5')!r}")
+        if folder_format(name) is None:
+            raise ConfigError(
+                f"{name}: is a folder, and of no format that is one (tried: {tried()}). Name the files in it, for "
+                f"example {os.path.join(name, '*.hdf5')!r}"
+            )
+        return [name]
     if "{" in name and (expanded := _expanded(name)) != [name]:
         return _paths(expanded, files, left_out)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
-    matches = sorted((each for each in glob.glob(name, recursive=True) if os.path.isfile(each)), key=_natural)
+    matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)
     if not matches:
         raise Missing(f"{name}: the pattern matches no file (looked in {os.path.dirname(os.path.abspath(name))})")
     return matches
+
+
+def _can_be_opened(name: str) -> bool:
+    return os.path.isfile(name) or (os.path.isdir(name) and folder_format(name) is not None)
 
 
 def _addresses(pattern: str, files: Files) -> list[str]:

@@ -3,6 +3,7 @@
 A format is a frozen value and one function from a path to a store. See ``formats/npy.py`` for the smallest one.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -10,7 +11,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.fileio import Files
-from penstock.formats import hdf5, npy, tar
+from penstock.formats import folders, hdf5, lmdb, npy, tar, tiledb
 from penstock.members import Wanted
 from penstock.store import Store
 from penstock.urls import base_name
@@ -40,17 +41,34 @@ class OpenOptions:
 
 @dataclass(frozen=True)
 class Format:
-    """How files of one kind are recognised and opened."""
+    """How files or folders of one kind are recognised and opened."""
 
     name: str
     suffixes: tuple[str, ...]
     magic: bytes
     open: Callable[[str, OpenOptions], Store]
     magic_at: int = 0
+    recognises: Callable[[str], bool] | None = None
+    """Asked of a folder, or of a file that begins right, where first bytes alone do not tell."""
+    folders: bool = False
+    """Whether a folder can be one."""
+    sign: str = ""
+    """What is looked for, in words, where that is not its first bytes."""
 
     def begins(self, head: bytes) -> bool:
         """Whether a file with these first bytes is of this kind."""
         return bool(self.magic) and head.startswith(self.magic, self.magic_at)
+
+    def is_kind_of(self, path: str, head: bytes | None) -> bool:
+        """Whether this is one, by its content; a folder has no first bytes."""
+        if head is None:
+            return self.folders and self.recognises is not None and self.recognises(path)
+        return self.begins(head) and (self.recognises is None or self.recognises(path))
+
+    def __str__(self) -> str:
+        at = f" at {self.magic_at}" if self.magic_at else ""
+        looked_for = self.sign or (f"bytes {self.magic!r}{at}" if self.magic else "")
+        return f"{self.name} ({', '.join(filter(None, [' '.join(self.suffixes), looked_for]))})"
 
 
 BUILT_IN = (
@@ -58,7 +76,16 @@ BUILT_IN = (
     Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
     Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
     Format("compressed tar", tar.COMPRESSED_SUFFIXES, b"", tar.open_compressed),
-)
+    Format(
+        "lmdb", (".mdb", ".lmdb"), lmdb.MAGIC, lmdb.open_file, lmdb.MAGIC_AT, lmdb.is_database, folders=True,
+        sign="data.mdb in a folder, or bytes of it",
+    ),
+    Format("tiledb", (".tiledb", ".tdb"), b"", tiledb.open_folder, recognises=tiledb.is_array, folders=True),
+    Format(  # the last of those for folders: others may hold pictures too
+        "pictures", (), b"", folders.open_folder, recognises=folders.is_folder_of_pictures, folders=True,
+        sign="a folder with pictures in it",
+    ),
+)  # fmt: skip
 
 
 @cache
@@ -69,15 +96,31 @@ def formats() -> Sequence[Format]:
     return (*BUILT_IN, *(entry.load() for entry in entry_points(group=ENTRY_POINT_GROUP)))
 
 
+def folder_format(path: str) -> Format | None:
+    """The format of a folder that is opened as one thing, if it is of such a kind."""
+    by_content = [known for known in formats() if known.is_kind_of(path, None)]
+    by_name = [known for known in formats() if known.folders and base_name(path).lower().endswith(known.suffixes)]
+    return next(iter((*by_content, *by_name)), None)
+
+
+def tried() -> str:
+    """What is known here, and what it is recognised by."""
+    return ", ".join(map(str, formats()))
+
+
 def format_of(path: str, files: Files) -> Format:
-    """The format of an existing file."""
+    """The format of an existing file or folder."""
+    if os.path.isdir(path):
+        found = folder_format(path)
+        if found is None:
+            raise ConfigError(f"{path}: a folder of no format known here. Tried, and expected one of: {tried()}")
+        return found
     head = files.first_bytes(path)
-    by_content = [known for known in formats() if known.begins(head)]
+    by_content = [known for known in formats() if known.is_kind_of(path, head)]
     by_name = [known for known in formats() if base_name(path).lower().endswith(known.suffixes)]
     for known in (*by_content, *by_name):
         return known
-    known_names = ", ".join(f"{known.name} ({' '.join(known.suffixes)})" for known in formats())
     raise ConfigError(
-        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. "
-        f"Known: {known_names}"
+        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. Tried, and "
+        f"expected one of: {tried()}"
     )
