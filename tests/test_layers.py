@@ -23,7 +23,7 @@ LAYERS = [
     ["reader", "face"],
     ["schedule"],
     ["pytorch", "stats", "jointplan"],
-    ["plan"],
+    ["planning"],
     ["slots"],
     ["inspection"],
     ["dataset"],

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from penstock.loader import Loader
     from penstock.multi import MultiLoader
     from penstock.order import BlockShuffled, InOrder, Order, Resampled, Shuffled
-    from penstock.plan import Plan
+    from penstock.planning import Plan
     from penstock.spec import FieldSpec
     from penstock.stats import Stats
     from penstock.store import Store
@@ -29,7 +29,7 @@ _HOMES = {
     "loader": ("Loader",),
     "multi": ("MultiLoader",),
     "order": ("BlockShuffled", "InOrder", "Order", "Resampled", "Shuffled"),
-    "plan": ("Plan",),
+    "planning": ("Plan",),
     "spec": ("FieldSpec",),
     "stats": ("Stats",),
     "store": ("Store",),

@@ -22,7 +22,7 @@ from penstock.face import Face, HandOver, make_face
 from penstock.inspection import advice, read_paths
 from penstock.machine import cores, free_bytes, held_bytes
 from penstock.order import BlockShuffled, InBlocks, InOrder, InWindows, Order, Repeated, Shuffled, check_seed
-from penstock.plan import Plan, Request, make_plan
+from penstock.planning import Plan, Request, make_plan
 from penstock.reader import Readers, ReaderTimes, Team
 from penstock.schedule import Batch, Epoch
 from penstock.sizes import MiB, format_size, parse_size
