@@ -18,7 +18,8 @@ ROOT = Path(penstock.__file__).parent
 LAYERS = [
     ["cli", "__main__"],
     ["nsd", "webdataset", "convert", "measure", "testing"],
-    ["multi"],
+    ["multi", "forecast"],
+    ["trial"],
     ["loader"],
     ["reader", "face"],
     ["schedule"],
@@ -41,7 +42,7 @@ LAYERS = [
     ["transport", "signing"],
     ["interleave"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
-    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping"],
+    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping", "rivals"],
     ["errors"],
 ]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import errors
     from penstock.dataset import Dataset, concat, from_arrays, join, open
+    from penstock.forecast import plan
     from penstock.inspection import inspect
     from penstock.loader import Loader
     from penstock.multi import MultiLoader
@@ -20,11 +21,13 @@ __version__ = "0.1.0"
 __all__ = [
     "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "MultiLoader", "Order", "Plan", "Resampled",
     "Shuffled", "Stats", "Store", "concat", "errors", "from_arrays", "inspect", "join", "open",
+    "plan",
 ]  # fmt: skip
 
 # Each name is fetched on first use: importing penstock takes milliseconds, and numpy is imported when it is needed.
 _HOMES = {
     "dataset": ("Dataset", "concat", "from_arrays", "join", "open"),
+    "forecast": ("plan",),
     "inspection": ("inspect",),
     "loader": ("Loader",),
     "multi": ("MultiLoader",),

@@ -5,6 +5,7 @@ row (one time course a chunk, say), are taken in groups: neighbours in the file 
 chunk order into row order in a core's cache, and each row's share put into place in one go.
 """
 
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -43,6 +44,8 @@ GROUP_ELEMENTS = 64 * 1024
 # Neighbours in the file are read together across gaps up to this, in reads up to that.
 GAP_BYTES = 4 * KiB
 SPAN_BYTES = 1 * MiB
+# Groups of chunks from which it is told how much a read of all of them takes, with the gaps between.
+GROUPS_LOOKED_AT = 8
 
 
 def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> "LargeChunks | SmallChunks":
@@ -224,6 +227,12 @@ class LargeChunks(_Blocks):
     def pieces_per_row(self) -> int:
         return 1 if self.whole_rows else len(self.pieces)
 
+    @property
+    def epoch_bytes(self) -> int:
+        """What is read when each block is read once."""
+        table = self.array.table
+        return table.stored_bytes * self.pieces_per_row // max(1, table.shape[1])
+
     def scratch_bytes(self, rows: int) -> int:
         array, cast = self.array, self.cast
         if self.whole_rows:
@@ -319,6 +328,22 @@ class SmallChunks(_Blocks):
     @property
     def pieces_per_row(self) -> int:
         return len(self._wanted)
+
+    @cached_property
+    def epoch_bytes(self) -> int:
+        """What is read when each block is read once, gaps between wanted chunks included: told from some groups."""
+        table, groups = self.array.table, range(0, len(self._wanted), self.group)
+        if len(self._wanted) == table.shape[1] or not table.shape[0]:
+            return table.stored_bytes
+        some = groups[:: -(-len(groups) // GROUPS_LOOKED_AT)]
+        return sum(map(self._span_bytes, some)) * len(groups) // max(1, len(some)) * table.shape[0]
+
+    def _span_bytes(self, begin: int) -> int:
+        """What is read for the first block's group from piece ``begin`` on."""
+        pieces = self._wanted.pieces(begin, min(begin + self.group, len(self._wanted)))
+        offsets, lengths, _ = self.array.table.find(0, pieces)
+        written = np.flatnonzero(offsets != NEVER_WRITTEN)
+        return sum(end - first for _, first, end in spans(offsets, lengths, written, GAP_BYTES, SPAN_BYTES))
 
     def scratch_bytes(self, rows: int) -> int:
         array = self.array

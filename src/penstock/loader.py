@@ -191,6 +191,11 @@ class Loader:
         self.close()
 
     @property
+    def is_pinned(self) -> bool:
+        """Whether batches lie in memory that a device copies from by itself."""
+        return self._face.pin is not None
+
+    @property
     def added_bytes(self) -> int:
         """Memory of batches beyond those planned for, while the caller keeps batches."""
         return 0 if self._slots is None else (self._slots.count - self._slots.planned) * self.plan.batch_bytes
@@ -333,6 +338,21 @@ class Iteration:
         self._loader.delivered(self.position)
         self._meter.count(len(rows), len(rows) * self._row_bytes, time.perf_counter() - began)
         return batch, len(rows)
+
+    def pass_over(self) -> int:
+        """Let go of the batches that are ready, without waiting for any; how many samples they had."""
+        samples, readers = 0, self._readers
+        while self._next_start < self._steps:
+            batch = readers.get_if_ready(self._next_start)
+            if batch is None:
+                break
+            readers.slots.give_back(batch.slot)
+            if batch.error is not None:
+                raise batch.error
+            samples += len(batch.rows)
+            self._next_start += 1
+            self._next_delivery += 1
+        return samples
 
     def end(self, why: str) -> None:
         """End now; whoever asks for another batch is told why."""

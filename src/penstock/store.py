@@ -299,7 +299,8 @@ def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
         return ReadPath(name, reader.spec, rows, array.layout, how, stored_bytes=stored)
     wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
     read = reader.packed_bytes if isinstance(reader, PartReader) else array.row_bytes
-    return ReadPath(name, reader.spec, rows, "contiguous", how, 1, read / wanted, array.rows * array.row_bytes)
+    stored = array.rows * array.row_bytes
+    return ReadPath(name, reader.spec, rows, "contiguous", how, 1, read / wanted, stored, epoch_bytes=array.rows * read)
 
 
 def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> ReadPath:
@@ -315,7 +316,8 @@ def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> Read
         how += ", neighbouring chunks together"
     whole = [*array.shape[: array.row_axis], 1, *array.shape[array.row_axis :]]
     remedy = f"h5repack -l {array.name}:CHUNK={'x'.join(map(str, whole))} OLD NEW" if several else ""
+    stored = array.table.stored_bytes
     return ReadPath(
-        name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, array.table.stored_bytes,
-        array.table.missing, remedy,
+        name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, stored, array.table.missing,
+        remedy, epoch_bytes=reader.epoch_bytes,
     )  # fmt: skip
