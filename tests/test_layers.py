@@ -18,7 +18,7 @@ ROOT = Path(penstock.__file__).parent
 LAYERS = [
     ["cli", "__main__"],
     ["nsd", "webdataset", "convert", "measure", "testing"],
-    ["multi", "forecast"],
+    ["multi", "forecast", "verification"],
     ["trial"],
     ["loader"],
     ["reader", "face"],

@@ -185,7 +185,7 @@ class _Blocks:
         self.part: Within = everything(array.shape) if part is None else part
         self.spec = FieldSpec(cast.dtype if cast else array.stored, self.part.shape)
         self.decoding = _Decoding(array)
-        self._failed: dict[int, _Failure] = {}
+        self._failed: dict[int, dict[Share, _Failure]] = {}
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share = WHOLE) -> None:
         if len(rows) == 0 or self.spec.row_bytes == 0:
@@ -194,13 +194,19 @@ class _Blocks:
             blocks, inner = np.divmod(rows, self.array.rows_per_chunk)
             for block in sorted(set(blocks.tolist())):
                 here = np.flatnonzero(blocks == block)
-                if block in self._failed:
-                    raise self._failed[block].again()
+                self._raise_again(block, share)
                 try:
                     self._read_block(handle, block, inner[here], at[here], target, share)
                 except DataError as error:
-                    self._failed[block] = _Failure(type(error), str(error))
+                    self._failed.setdefault(block, {})[share] = _Failure(type(error), str(error))
                     raise
+
+    def _raise_again(self, block: int, share: Share) -> None:
+        """A share that failed fails again, and so does a whole of which a share failed."""
+        known = self._failed.get(block, {})
+        failure = known.get(share) or (next(iter(known.values()), None) if share == WHOLE else None)
+        if failure is not None:
+            raise failure.again()
 
     def _read_block(
         self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share

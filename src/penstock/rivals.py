@@ -20,7 +20,7 @@ TORCH_BATCHES_ALONE = 3
 # One that waits, samples, their stack, the copy in shared memory.
 WEBDATASET_BATCHES_A_WORKER = 4
 # Measured: what a forked worker comes to own of Python's and the libraries' pages.
-WORKER_BYTES = 12 * MiB
+WORKER_BYTES = 10 * MiB
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,12 @@
 
 import importlib.util
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 NOTE_EVERY_S = 0.5
@@ -18,6 +21,8 @@ class Progress:
     def __init__(self, label: str, total: int, unit: str, note: Callable[[], str] = str) -> None:
         self._label, self._total, self._unit, self._note = label, total, unit, note
         self._done, self._began = 0, time.perf_counter()
+        self._interrupted = False
+        self._handler: Any = None
         self._bar = self._make_bar() if sys.stderr.isatty() and importlib.util.find_spec("tqdm") else None
         self._next_note = self._began + (LINE_EVERY_S if self._bar is None else 0)
 
@@ -31,14 +36,31 @@ class Progress:
         return bar
 
     def __enter__(self) -> "Progress":
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.getsignal(signal.SIGINT)
+            if self._handler is signal.default_int_handler:  # or else it is ignored, or somebody else's
+                signal.signal(signal.SIGINT, self._interrupt)
         return self
 
+    def _interrupt(self, _: int, frame: FrameType | None) -> None:
+        """Python drops what is raised while an object dies, Ctrl-C too: then it is raised at the next step."""
+        self._interrupted = True
+        while frame is not None:
+            if frame.f_code.co_name == "__del__":
+                return
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
     def __exit__(self, *_: object) -> None:
+        if self._handler is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handler)
         if self._bar is not None:
             self._bar.close()
 
     def add(self, count: int) -> None:
         """So many more are done."""
+        if self._interrupted:
+            raise KeyboardInterrupt
         self._done += count
         now = time.perf_counter()
         due = now >= self._next_note or self._done == self._total
