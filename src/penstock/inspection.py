@@ -104,6 +104,11 @@ def _files(store: Store) -> int:
     return 1 if is_remote(first) or os.path.isfile(first) else 0
 
 
+def codecs(paths: Sequence[ReadPath]) -> str:
+    """What the chunks of some fields were written through: ``shuffle, deflate``."""
+    return "; ".join(dict.fromkeys(through for path in paths if (through := path.layout.partition("; ")[2])))
+
+
 def advice(paths: Sequence[ReadPath], *, in_blocks: bool, window_rows: int, quality: float | None) -> list[str]:
     """What a plan has to say about layouts in which rows come in blocks, in whole sentences."""
     worst = max(paths, key=lambda path: path.amplification, default=None)

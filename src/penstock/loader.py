@@ -19,7 +19,7 @@ from penstock.dataset import Dataset, OnError, check_on_error
 from penstock.deal import Deal, Tail
 from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.face import Face, HandOver, make_face
-from penstock.inspection import advice, read_paths
+from penstock.inspection import advice, codecs, read_paths
 from penstock.machine import cores, free_bytes, held_bytes
 from penstock.order import BlockShuffled, InBlocks, InOrder, InWindows, Order, Repeated, Shuffled, check_seed
 from penstock.planning import Plan, Request, make_plan
@@ -123,6 +123,7 @@ class Loader:
         self._slots: Slots | None = None
         self._position = _Position(epoch=0, samples=0, begun=False)
         self._iteration: weakref.ref[Iteration] = lambda: None  # type: ignore[assignment]
+        self._codecs = codecs(read_paths(self._store))
         self._files_left_out = [str(why) for why in ds.left_out]
         self._account = self._new_account(0, ReaderTimes())
         self.told_kept = False
@@ -218,7 +219,10 @@ class Loader:
         return self._store.origin(row)
 
     def _new_account(self, epoch: int, times: ReaderTimes) -> "_Account":
-        return _Account(epoch, self.plan, Meter(self.held_before), times, self._slots, self._files_left_out)
+        return _Account(
+            epoch, self.plan, Meter(self.held_before), times, self._slots, self._files_left_out, self.request.threads,
+            self._codecs,
+        )  # fmt: skip
 
     def _identify(self, column: str, rows: np.ndarray) -> Any:
         if column == INDEX:
@@ -250,6 +254,8 @@ class _Account:
     times: ReaderTimes
     slots: Slots | None
     files_left_out: Sequence[str]
+    threads_wanted: int
+    codecs: str
 
     def stats(self) -> Stats:
         meter = self.meter
@@ -276,6 +282,10 @@ class _Account:
             left_out=tuple(meter.left_out),
             left_out_samples=meter.left_out_samples,
             files_left_out=self.files_left_out,
+            file_seconds=self.times.counted.file_seconds,
+            function_seconds=self.times.counted.function_seconds,
+            threads_wanted=self.threads_wanted,
+            codecs=self.codecs,
         )
 
 
