@@ -284,6 +284,7 @@ class _Account:
             files_left_out=self.files_left_out,
             file_seconds=self.times.counted.file_seconds,
             function_seconds=self.times.counted.function_seconds,
+            waited_for_first=meter.waited_for_first,
             threads_wanted=self.threads_wanted,
             codecs=self.codecs,
         )

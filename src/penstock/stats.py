@@ -76,6 +76,8 @@ class Stats:
     """Of the readers' busy time: in reads from files."""
     function_seconds: float = 0.0
     """Of the readers' busy time: in functions of your own (``Dataset.map``)."""
+    waited_for_first: float = 0.0
+    """Of the seconds waited for data: for the first batch."""
     threads_wanted: int = 0
     """Threads that would read if the budget allowed."""
     codecs: str = ""
@@ -130,6 +132,8 @@ class Stats:
                 f"{waits} while its {threads} stand still {1 - busy:.0%} of it: a larger memory budget than "
                 f"{format_size(self.budget_bytes)} would let them run further ahead"
             )
+        if self.waited_for_first > self.waited_for_data / 2:
+            return f"{waits}, most of it for the first batch: once that is there, reading keeps up"
         return (
             f"{waits} although its {threads} {'is' if self.threads == 1 else 'are'} only {busy:.0%} busy: reading "
             f"keeps up on the whole, and the step asks for batches in bursts"
@@ -170,7 +174,7 @@ class Meter:
     def __init__(self, held_before: int) -> None:
         self.began = self.latest = time.perf_counter()
         self.batches = self.samples = self.bytes = 0
-        self.waited = 0.0
+        self.waited = self.waited_for_first = 0.0
         self.peak_bytes = 0
         self.left_out: list[LeftOut] = []
         self.left_out_samples = 0
@@ -184,6 +188,8 @@ class Meter:
         self.samples += samples
         self.bytes += bytes_
         self.waited += waited
+        if self.batches == 1:
+            self.waited_for_first = waited
         if self.latest >= self._next_look:
             self.look()
 
@@ -214,6 +220,7 @@ def together(parts: Mapping[str, Stats], meter: Meter) -> Stats:
         bytes=sum(part.bytes for part in each),
         seconds=meter.latest - meter.began,
         waited_for_data=meter.waited,
+        waited_for_first=meter.waited_for_first,
         readers_busy=sum(part.readers_busy for part in each),
         readers_waited=max(part.readers_waited for part in each),
         peak_bytes=meter.peak_bytes,

@@ -109,6 +109,7 @@ def told(**changed: Any) -> Stats:
         ({"batches": 0}, "nothing was read yet"),
         ({"waited_for_data": 0.1}, "your training step takes 99% of the time"),
         ({}, "waits 50% of the time for data although its 2 reading threads are only 20% busy"),
+        ({"waited_for_first": 4.0}, "most of it for the first batch: once that is there, reading keeps up"),
         ({"short_of_slots": True}, "a larger memory budget than 1.00 MiB would let them run further ahead"),
         ({"threads": 1, "threads_wanted": 4, "readers_busy": 9.0}, "1 reading thread of 4"),
         ({"readers_busy": 18.0, "file_seconds": 16.0}, "90% busy, 89% of that waiting for files"),

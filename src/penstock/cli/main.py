@@ -19,6 +19,7 @@ from penstock.errors import PenstockError
 COMMANDS = {
     "inspect": "what is in files: fields, layout, and how each will be read",
     "plan": "what training from files would take: memory, bytes, time; and what other loaders would",
+    "bench": "run the loader as it would train: rate, memory, waits, the bottleneck; beside others",
     "nsd": "the Natural Scenes Dataset: synthesize one, or prepare yours for training",
     "demo": "make a small dataset, train from it inside a memory budget, and compare with torch's DataLoader",
 }

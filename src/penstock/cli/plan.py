@@ -32,25 +32,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument("path", nargs="*", help='files, or a pattern in quotes: "betas_session*.hdf5"')
-    parser.add_argument("--batch-size", type=_count, default=32, metavar="N", help="samples a batch (%(default)s)")
+    parser.add_argument("--batch-size", type=count, default=32, metavar="N", help="samples a batch (%(default)s)")
     parser.add_argument("--memory", metavar="SIZE", help="the budget, as 2GiB or 1.5GB; else a quarter of what is free")
     parser.add_argument("--columns", nargs="+", metavar="NAME", help="these fields only")
     parser.add_argument("--mask", metavar="FILE", help=".npy of booleans: the part of each row that is wanted")
     parser.add_argument("--no-shuffle", action="store_true", help="read in order")
     parser.add_argument("--window", metavar="SIZE", help="where rows come in blocks: how much is mixed together")
-    parser.add_argument("--threads", type=_count, metavar="N", help="reading threads at most; else one a core")
+    parser.add_argument("--threads", type=count, metavar="N", help="reading threads at most; else one a core")
     parser.add_argument("--device", help="plan for batches that are copied to this device: cuda")
-    parser.add_argument("--world", type=_count, metavar="N", help="ranks that share an epoch")
-    parser.add_argument("--workers", type=_none_or_more, default=4, metavar="N", help="of other loaders (%(default)s)")
+    parser.add_argument("--world", type=count, metavar="N", help="ranks that share an epoch")
+    parser.add_argument("--workers", type=none_or_more, default=4, metavar="N", help="of other loaders (%(default)s)")
     parser.add_argument(
-        "--shuffle-buffer", type=_count, default=1000, metavar="K", help="samples, of WebDataset (%(default)s)"
+        "--shuffle-buffer", type=count, default=1000, metavar="K", help="samples, of WebDataset (%(default)s)"
     )
     parser.add_argument("--no-measure", action="store_true", help="do not read for a second to see how fast it is")
     parser.add_argument("--json", action="store_true", help="sizes in bytes, for scripts")
     shapes = parser.add_argument_group("from shapes alone")
     shapes.add_argument("--shape", type=_shape, metavar="ROWS,…", help="of one file: 750,150,150,100")
     shapes.add_argument("--dtype", default="float32", help="(%(default)s)")
-    shapes.add_argument("--files", type=_count, default=1, metavar="N", help="of that shape (%(default)s)")
+    shapes.add_argument("--files", type=count, default=1, metavar="N", help="of that shape (%(default)s)")
     shapes.add_argument(
         "--with", dest="others", action="append", default=[], type=_field, metavar="NAME:DTYPE:SHAPE",
         help="a further field of each row: picture:uint8:425,425,3",
@@ -116,18 +116,20 @@ def masked(ds: penstock.Dataset, path: str) -> penstock.Dataset:
     return ds.select_within(fitting[0], mask)
 
 
-def _count(written: str) -> int:
+def count(written: str) -> int:
+    """An argument that counts something."""
     if not written.isdecimal() or int(written) < 1:
         raise argparse.ArgumentTypeError(f"{written!r}: expected a whole number, at least 1")
     return int(written)
 
 
-def _none_or_more(written: str) -> int:
-    return 0 if written == "0" else _count(written)
+def none_or_more(written: str) -> int:
+    """The same, or 0."""
+    return 0 if written == "0" else count(written)
 
 
 def _shape(written: str) -> tuple[int, ...]:
-    return tuple(_count(part.strip()) for part in written.split(","))
+    return tuple(count(part.strip()) for part in written.split(","))
 
 
 def _field(written: str) -> tuple[str, str, tuple[int, ...]]:
