@@ -29,7 +29,7 @@ def main(job: dict) -> None:
     torch.zeros(1000).sum()
     nsd = NSD(job["root"], prepared=job["copies"])
     if job["what"] == "prepare":
-        nsd._stored.first  # the table of chunks is made here, once for all
+        assert nsd.trials_per_session  # opens a session: the table of its chunks is made here, once for all
         with MemoryWatch() as watch:
             nsd.prepare(None, memory=job["memory"])
         print(json.dumps({"peak": watch.peak_bytes, "samples": watch.samples}))
