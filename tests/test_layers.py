@@ -37,7 +37,7 @@ LAYERS = [
     ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "lmdbkeys", "lmdbwalk", "folderindex"],
     ["savedcolumns"],
     ["fileio", "codecs", "pictures"],
-    ["remote", "filecache"],
+    ["remote", "filecache", "packing"],
     ["transport", "signing"],
     ["interleave"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],

@@ -32,6 +32,8 @@ class FileId:
     """Still being written: it may become longer, and what was there stays."""
     etag: str = ""
     """What a server calls this version of a file that is not on this machine."""
+    expanded: bool = False
+    """The bytes are those that the compressed file at ``path`` holds."""
 
 
 @dataclass(frozen=True)

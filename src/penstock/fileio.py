@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from penstock import tally
-from penstock.errors import Changed, ConfigError, Corrupt, Missing, Truncated, Unavailable
+from penstock import packing, tally
+from penstock.errors import Changed, ConfigError, Corrupt, LimitExceeded, Missing, Truncated, Unavailable
 from penstock.extents import FileId
 from penstock.filecache import PATIENCE_S, FileCache
 from penstock.sizes import KiB, MiB, parse_size
@@ -170,7 +170,7 @@ class Files:
 
     def is_far(self, file: FileId) -> bool:
         """Whether each read of it is a journey, so that many at a time pay."""
-        return is_remote(file.path) and not self._keeps(file)
+        return is_remote(file.path) and not file.expanded and not self._keeps(file)
 
     def _keeps(self, file: FileId) -> bool:
         """Whether there is to be a copy of a file in the cache."""
@@ -185,7 +185,11 @@ class Files:
     @contextmanager
     def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
         """A handle of this file (or a mapping of it, where rows are too small for a system call each)."""
-        if not is_remote(file.path):
+        if file.expanded:
+            assert self.cache is not None
+            with self.cache.lent(file, lambda descriptor: self._expand(file, descriptor)) as descriptor:
+                yield CachedHandle(file, descriptor)
+        elif not is_remote(file.path):
             with self._lend_local(file, mapped) as handle:
                 yield handle
         elif self.cache is None or not self._keeps(file):
@@ -248,6 +252,49 @@ class Files:
                 f"{file.path}: what came is not what the server says it sent: {told[0]} {sums[told[0]].hexdigest()} "
                 f"instead of {told[1].hex()}. It is not kept; try again"
             )
+
+    def expanded(self, path: str, size: int | None = None) -> FileId:
+        """What a compressed file holds, of which a copy is kept in the cache; its size, where it is not known, is found
+        by going through it.
+        """
+        packed = self.identify(path)
+        if self.cache is None:
+            raise ConfigError(
+                f"{path}: is compressed, so that single samples cannot be read. Pass cache_dir= to keep an expanded "
+                f"copy; or read in order with penstock.webdataset"
+            )
+        if size is None:
+            size = 0
+            for piece in self._pieces(packed):
+                size += len(piece)
+                if self.cache.limit_bytes is not None and size > self.cache.limit_bytes:
+                    raise LimitExceeded(
+                        f"{path}: expands to more than cache_bytes={self.cache.limit_bytes:,}; give more, or read in "
+                        f"order with penstock.webdataset"
+                    )
+        place = "" if is_remote(path) else os.path.abspath(path)
+        version = f"expanded from {packed.size} bytes {packed.etag} {place}"
+        return FileId(path, size, packed.mtime_ns, packed.inode, etag=version, expanded=True)
+
+    def _expand(self, file: FileId, descriptor: int) -> None:
+        written = 0
+        for piece in self._pieces(file):
+            _write(descriptor, memoryview(piece))
+            written += len(piece)
+        if written != file.size or self.identify(file.path).mtime_ns != file.mtime_ns:
+            raise Changed(
+                f"{file.path}: the file was rewritten after it was opened: it expanded to {file.size:,} bytes, now to "
+                f"{written:,}. Open the dataset again to read the new file"
+            )
+
+    def _pieces(self, file: FileId) -> Iterator[bytes]:
+        """What a compressed file holds, here or on another machine."""
+        if is_remote(file.path):
+            with self.remote.body(file.path) as body:
+                yield from packing.pieces(body, file.path, FETCH_BYTES)
+        else:
+            with open(file.path, "rb", buffering=BUFFER_BYTES) as source:
+                yield from packing.pieces(source, file.path, FETCH_BYTES)
 
     @contextmanager
     def _lend_local(self, file: FileId, mapped: bool) -> Iterator["Handle"]:

@@ -24,7 +24,8 @@ def member_reader(
     array: Members, files: Files, cast: Cast | None, part: Within | None
 ) -> "MemberReader | GatherMembers":
     """The reader that suits the members."""
-    kind, can_be_mapped = array.kind, not isinstance(array, LooseFiles) and not is_remote(array.file.path)
+    kind, file = array.kind, array.file
+    can_be_mapped = not (isinstance(array, LooseFiles) or file.expanded or is_remote(file.path))
     if can_be_mapped and isinstance(kind, Npy | Raw) and len(kind.head) + kind.bytes < MAP_BELOW_BYTES:
         return GatherMembers(array, files, cast, part)
     return MemberReader(array, files, cast, part)

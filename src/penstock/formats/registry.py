@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import PurePath
 from typing import Literal
 
 from penstock.errors import ConfigError
@@ -76,6 +75,7 @@ BUILT_IN = (
     Format("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file),
     Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
     Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
+    Format("compressed tar", tar.COMPRESSED_SUFFIXES, b"", tar.open_compressed),
     Format(
         "lmdb", (".mdb", ".lmdb"), lmdb.MAGIC, lmdb.open_file, lmdb.MAGIC_AT, lmdb.is_database, folders=True,
         sign="data.mdb in a folder, or bytes of it",
@@ -99,7 +99,7 @@ def formats() -> Sequence[Format]:
 def folder_format(path: str) -> Format | None:
     """The format of a folder that is opened as one thing, if it is of such a kind."""
     by_content = [known for known in formats() if known.is_kind_of(path, None)]
-    by_name = [known for known in formats() if known.folders and PurePath(path).suffix.lower() in known.suffixes]
+    by_name = [known for known in formats() if known.folders and path.lower().rstrip("/").endswith(known.suffixes)]
     return next(iter((*by_content, *by_name)), None)
 
 
@@ -117,7 +117,7 @@ def format_of(path: str, files: Files) -> Format:
         return found
     head = files.first_bytes(path)
     by_content = [known for known in formats() if known.is_kind_of(path, head)]
-    by_name = [known for known in formats() if PurePath(base_name(path)).suffix.lower() in known.suffixes]
+    by_name = [known for known in formats() if base_name(path).lower().endswith(known.suffixes)]
     for known in (*by_content, *by_name):
         return known
     raise ConfigError(

@@ -7,7 +7,7 @@ is not known by its name is read if it is asked for, as bytes.
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock import members, tarindex
+from penstock import members, savedcolumns, tarindex
 from penstock.errors import Missing
 from penstock.extents import Extents, FileId
 from penstock.formats.samples import Samples
@@ -17,11 +17,30 @@ from penstock.tarindex import SampleTable
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
 
+_EXPANDED = "size of a compressed archive, expanded"
+
+COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
+
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The samples of one archive."""
-    file = options.files.identify(path)
-    table = _table(file, options)
+    return _opened(options.files.identify(path), options)
+
+
+def open_compressed(path: str, options: "OpenOptions") -> Store:
+    """The samples of one compressed archive, of which an expanded copy is kept in the cache."""
+    files, folder = options.files, options.index_folder
+    packed = files.identify(path)
+    saved = None if folder is None else savedcolumns.load(folder, packed, _EXPANDED)
+    size = None if saved is None else saved.header.get("bytes")
+    file = files.expanded(path, size if isinstance(size, int) else None)
+    if folder is not None and saved is None:
+        savedcolumns.save(folder, packed, _EXPANDED, {"bytes": file.size}, {})
+    return _opened(file, options)
+
+
+def _opened(file: FileId, options: "OpenOptions") -> Store:
+    path, table = file.path, _table(file, options)
     names = options.fields or tuple(name for name in table.fields if members.is_known(name, options.members))
     if not names:
         raise Missing(

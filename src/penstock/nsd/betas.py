@@ -2,9 +2,10 @@
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,14 @@ class SessionFiles:
 
     folder: str
     paths: dict[int, str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of ``open``, for files on other machines."""
+
+    @classmethod
+    def listed(cls, folder: str, urls: Sequence[str], options: Mapping[str, Any]) -> "SessionFiles":
+        """Files on another machine."""
+        matched = ((NAME.fullmatch(url.rpartition("/")[2]), url) for url in urls)
+        return cls(folder, {int(found[1]): url for found, url in matched if found}, options)
 
     @classmethod
     def find(cls, layout: Layout) -> "SessionFiles":
@@ -65,7 +74,7 @@ class Sessions:
                 if path.endswith((".nii", ".nii.gz")):
                     made = Dataset(open_nifti(path, FIELD, self._handles))
                 else:
-                    made = open(path, fields=[FIELD])
+                    made = open(path, fields=[FIELD], **self.files.options)
             except DataError as error:
                 others = [number for number in self.files.paths if number != session]
                 left = f"sessions={others}" if len(others) < 6 else f"sessions= all but {session}"

@@ -26,6 +26,7 @@ from penstock.nsd.prepared import NOTE_VERSION, VOLUMES, Prepared, fingerprint
 from penstock.nsd.regions import Voxels
 from penstock.sizes import MiB, format_size, parse_size
 from penstock.store import Store, read_share
+from penstock.urls import is_remote
 from penstock.within import Box, Within, elements, within
 
 BASE_BYTES = 32 * MiB
@@ -61,10 +62,11 @@ def prepare(
 
         copy = _Copy(stored, session, voxels, limit)
         copy.write(prepared.path(key, session), told)
+        source = stored.files.paths[session]
         note = {
-            "version": NOTE_VERSION, "source": fingerprint(stored.files.paths[session]), "trials": stored.trials,
+            "version": NOTE_VERSION, "source": fingerprint(source, prepared.files), "trials": stored.trials,
             "reversed": stored.reversed, "voxels": "all" if voxels is None else voxels.name,
-            "made of": os.path.basename(stored.files.paths[session]),
+            "made of": os.path.basename(source),
         }  # fmt: skip
         _write_note(prepared.path(key, session, ".json"), note)
     return folder
@@ -164,6 +166,8 @@ class _Copy:
     def _chunk_layers(self) -> int:
         """Layers of a volume that a chunk of the file holds: parts should not cut through chunks."""
         path = self.stored.files.paths[self.session]
+        if is_remote(path):
+            return 1
         with needed("h5py").File(path) as file:
             chunks = file[FIELD].chunks
         return max(1, chunks[1]) if chunks else 1

@@ -14,9 +14,11 @@ import numpy as np
 
 from penstock.dataset import Dataset
 from penstock.dataset import open as open_dataset
+from penstock.fileio import Files
 from penstock.nsd.layout import FIELD
 from penstock.nsd.regions import Voxels
 from penstock.sizes import KiB
+from penstock.urls import is_remote
 from penstock.within import elements
 
 VOLUMES = "volumes"
@@ -42,8 +44,8 @@ class Note:
 class Prepared:
     """The copies of one subject, in one folder: a folder for each set of voxels, a file for each session."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, files: Files | None = None) -> None:
+        self.folder, self.files = folder, files
 
     def sessions(self) -> set[int]:
         """Those of which there is any copy."""
@@ -76,7 +78,7 @@ class Prepared:
     def is_current(self, key: str, session: int, source: str | None) -> bool:
         """Whether there is a copy, and its source is as it was. Without the source, a copy stands for itself."""
         note = self.note(key, session)
-        return note is not None and (source is None or note.source == fingerprint(source))
+        return note is not None and (source is None or note.source == fingerprint(source, self.files))
 
     def find(self, session: int, voxels: Voxels | None, source: str | None) -> Dataset | None:
         """A session's copy with these voxels: made of just them, or of whole volumes."""
@@ -121,8 +123,11 @@ def stored_numbers(voxels: Voxels, shape: tuple[int, ...], *, reverse: bool) -> 
     return np.asarray(np.ravel_multi_index(along[::-1], shape))
 
 
-def fingerprint(path: str) -> str:
+def fingerprint(path: str, files: Files | None = None) -> str:
     """Differs when the file does, without reading all of it."""
+    if is_remote(path):
+        there = (files or Files()).identify(path)
+        return hashlib.sha256(repr((there.size, there.mtime_ns, there.inode)).encode()).hexdigest()[:32]
     size = os.stat(path).st_size
     found = hashlib.sha256(f"{size}".encode())
     with open(path, "rb") as file:

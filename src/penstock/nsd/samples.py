@@ -1,7 +1,7 @@
 """A dataset put together of what was asked for: voxels, pictures, columns of the trial table, further arrays."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,10 @@ class Samples:
         return behaviour.behaviour(self.choice.everything, self.choice.inside[self.rows])
 
     def _pictures(self) -> tuple[Dataset, np.ndarray]:
-        found = find_pictures(self.nsd.layout, self.wanted.pictures)
+        wanted = self.wanted.pictures
+        if wanted.source is None and self.nsd.stimuli is not None:
+            wanted = replace(wanted, source=self.nsd.stimuli)
+        found = find_pictures(self.nsd.layout, wanted, self.nsd.options)
         rows = found.rows[np.minimum(self._stimuli, len(found.rows) - 1)]
         absent = (self._stimuli >= len(found.rows)) | (rows < 0)
         if absent.any():

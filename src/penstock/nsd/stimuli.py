@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, Corrupt, Missing
 from penstock.nsd.layout import COCO_224, Layout
 from penstock.nsd.outside import needed
 from penstock.nsd.picturefiles import PictureFiles
+from penstock.urls import is_remote
 
 BRICK, SMALL = "imgBrick", "images"
 NUMBERED = re.compile(r"(?:.*_)?nsd(\d+)\.\w+|(\d+)\.\w+")
@@ -43,13 +44,13 @@ class Found:
     path: str
 
 
-def find_pictures(layout: Layout, wanted: Pictures) -> Found:
+def find_pictures(layout: Layout, wanted: Pictures, options: Mapping[str, Any]) -> Found:
     """The pictures, as wanted."""
     path = _source(layout) if wanted.source is None else os.fspath(wanted.source)
     if os.path.isdir(path):
         pictures, rows = _folder(path, wanted.size)
-    elif os.path.isfile(path):
-        pictures = _brick(path)
+    elif os.path.isfile(path) or is_remote(path):
+        pictures = _brick(path, options if is_remote(path) else {})
         rows = np.arange(len(pictures))
     else:
         raise Missing(f"images: {path}: no such file or folder")
@@ -68,11 +69,11 @@ def _source(layout: Layout) -> str:
     )
 
 
-def _brick(path: str) -> Dataset:
+def _brick(path: str, options: Mapping[str, Any]) -> Dataset:
     """``image``, as stored; channels last or first."""
     for name in (BRICK, SMALL):
         try:
-            return open(path, fields=[name]).rename(image=name)
+            return open(path, fields=[name], **options).rename(image=name)
         except Missing:
             continue
     raise Missing(f"{path}: neither {BRICK!r} (the release's) nor {SMALL!r} (MindEye2's) is in it")

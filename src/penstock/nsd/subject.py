@@ -3,15 +3,17 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from penstock.dataset import Dataset, concat
 from penstock.errors import ConfigError, Missing
+from penstock.fileio import Files, remote_files
+from penstock.nsd import bucket
 from penstock.nsd.betas import SessionFiles, Sessions, check_sessions
 from penstock.nsd.dataset import NSDDataset
-from penstock.nsd.layout import BETAS, SUBJECTS, TRIALS, Layout
+from penstock.nsd.layout import BETAS, STIMULI, SUBJECTS, TRIALS, Layout
 from penstock.nsd.prepare import prepare
 from penstock.nsd.prepared import Prepared
 from penstock.nsd.regions import Order, Region, Voxels, find_voxels, region_names, volume_shape
@@ -21,6 +23,10 @@ from penstock.nsd.splits import LEAST_SESSIONS, choose
 from penstock.nsd.stimuli import Pictures
 from penstock.nsd.trials import Sources, read_trials
 from penstock.nsd.zscore import Moments
+from penstock.urls import is_remote
+
+if TYPE_CHECKING:
+    from penstock.remote import RemoteOptions
 
 Where = Mapping[str, Any] | Callable[[Any], Any] | None
 
@@ -28,11 +34,15 @@ Where = Mapping[str, Any] | Callable[[Any], Any] | None
 class NSD:
     """A subject's betas, trials, regions and pictures, as far as they are on disk.
 
-    root:      the folder that holds ``nsddata_betas``, ``nsddata`` and ``nsddata_stimuli``
-    subject:   1 to 8
-    space:     "func1pt8mm" or "func1mm"
-    betas:     the version, by its name or as "b1", "b2", "b3"
-    prepared:  where ``prepare`` keeps its copies; a folder ``penstock`` in the root by default
+    root:       the folder that holds ``nsddata_betas``, ``nsddata`` and ``nsddata_stimuli``; or a bucket,
+                ``s3://natural-scenes-dataset``, whose tables and regions are copied to the user's cache folder and
+                whose betas and pictures are read where they are
+    subject:    1 to 8
+    space:      "func1pt8mm" or "func1mm"
+    betas:      the version, by its name or as "b1", "b2", "b3"
+    prepared:   where ``prepare`` keeps its copies; a folder ``penstock`` in the root by default
+    remote:     how to reach a bucket: ``penstock.remote.RemoteOptions``
+    cache_dir:  a folder for copies of a bucket's files; betas and pictures are copied there too, when they are read
     """
 
     def __init__(
@@ -43,20 +53,41 @@ class NSD:
         betas: str = "b3",
         *,
         prepared: str | os.PathLike[str] | None = None,
+        remote: "RemoteOptions | None" = None,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         if subject not in SUBJECTS:
             raise ConfigError(f"subject={subject!r}: expected a whole number from 1 to 8")
         self.layout = Layout(os.fspath(root), int(subject), space, BETAS.get(betas, betas))
-        if not os.path.isdir(self.layout.root):
+        self.stimuli: str | None = None
+        """The address of the pictures, in a bucket."""
+        self.options: dict[str, Any] = {}
+        """Of ``open``, for files in a bucket."""
+        files = None
+        if is_remote(self.layout.root):
+            self.options = {"remote": remote, "cache_dir": cache_dir}
+            files = remote_files(cache_dir, None, remote)
+            self._files, self.layout = self._in_bucket(files, cache_dir)
+        elif not os.path.isdir(self.layout.root):
             raise Missing(f"{self.layout.root}: no such folder; expected the one that holds nsddata_betas and nsddata")
-        self._files = SessionFiles.find(self.layout)
-        self._prepared = Prepared(self.layout.prepared if prepared is None else os.fspath(prepared))
+        else:
+            self._files = SessionFiles.find(self.layout)
+        self._prepared = Prepared(self.layout.prepared if prepared is None else os.fspath(prepared), files)
         self.sessions: tuple[int, ...] = tuple(sorted({*self._files.paths, *self._prepared.sessions()}))
         """Those that are there."""
         if not self.sessions:
             raise Missing(_nothing_there(self.layout))
         self.moments: dict[str, Moments] = {}
         """What z-scores were fitted: once for training and validation alike."""
+
+    def _in_bucket(self, files: Files, cache_dir: Any) -> tuple[SessionFiles, Layout]:
+        there = self.layout
+        found = SessionFiles.listed(there.beta_folder, bucket.sessions(there, files), self.options)
+        if not found.paths:
+            raise Missing(f"no betas of subject {self.subject}: no betas_sessionNN.hdf5 in {there.beta_folder}")
+        folder = bucket.default_mirror(there.root) if cache_dir is None else os.path.join(os.fspath(cache_dir), "nsd")
+        self.stimuli = bucket.address(there, STIMULI)
+        return found, bucket.mirrored(there, folder, files)
 
     @property
     def subject(self) -> int:
@@ -114,7 +145,7 @@ class NSD:
             ("the noise ceiling", layout.noise_ceiling),
             ("pictures", layout.stimuli),
         ):
-            if not os.path.exists(path):
+            if not os.path.exists(path) and (what != "pictures" or self.stimuli is None):
                 told.append(f"{what}: {path}")
         return tuple(told)
 
