@@ -99,7 +99,7 @@ def formats() -> Sequence[Format]:
 def folder_format(path: str) -> Format | None:
     """The format of a folder that is opened as one thing, if it is of such a kind."""
     by_content = [known for known in formats() if known.is_kind_of(path, None)]
-    by_name = [known for known in formats() if known.folders and base_name(path).lower().endswith(known.suffixes)]
+    by_name = [known for known in formats() if known.folders and path.lower().rstrip("/").endswith(known.suffixes)]
     return next(iter((*by_content, *by_name)), None)
 
 
