@@ -32,7 +32,7 @@ LAYERS = [
     ["wrap"],
     ["store"],
     ["chunkread", "members"],
-    ["rangeread", "index", "pieces", "tarindex", "tarwalk", "savedcolumns"],
+    ["rangeread", "chunkfiles", "index", "ziptable", "pieces", "tarindex", "tarwalk", "savedcolumns"],
     ["fileio", "codecs", "pictures"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
     ["machine", "spec", "sizes", "texts", "braces"],
@@ -42,6 +42,7 @@ LAYERS = [
 # Who may import what is not numpy or Python's own.
 DOORS = {
     "torch": {"pytorch", "cli", "testing"},
+    "zarr": {"formats.zarr_store"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }
 

@@ -19,7 +19,7 @@ from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files
 from penstock.formats.memory import MemoryStore
-from penstock.formats.registry import OpenOptions, format_of
+from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
 from penstock.mapped import Mapped, Transform
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
@@ -240,20 +240,21 @@ def open(
     *,
     row_axis: int | Mapping[str, int] = 0,
     max_open_files: int = MAX_OPEN_FILES,
-    allow_fill: bool = False,
+    allow_fill: bool | None = None,
     swmr: bool = False,
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
 ) -> Dataset:
-    """Open files as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or ``"train-{000..017}.tar"``, or
-    a list of them.
+    """Open files, or folders such as ``x.zarr``, as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or
+    ``"train-{000..017}.tar"``, or a list of them.
 
     Several files follow each other as given; the files of a pattern in natural order (session 2 before session 10).
 
     fields:          the fields to read; all by default
-    row_axis:        the axis of HDF5 datasets along which samples lie; a dict where fields differ
+    row_axis:        the axis of HDF5 and Zarr arrays along which samples lie; a dict where fields differ
     max_open_files:  data files held open at once, by all threads together; 0 opens a file for each request
-    allow_fill:      take the fill value where a file was never written, instead of refusing it
+    allow_fill:      True takes the fill value where a file was never written, False refuses it; None does as the
+                     format has it: HDF5 refuses, Zarr takes. What was filled is counted in ``Loader.stats``
     swmr:            read HDF5 files that are still being written, as long as they are now; see ``Dataset.refresh``
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the
@@ -364,15 +365,24 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
     if os.path.isfile(name):
         return [name]
     if os.path.isdir(name):
-        raise ConfigError(f"{name}: is a folder; name the files in it, for example {os.path.join(name, '*.hdf5')!r}")
+        if folder_format(name) is None:
+            raise ConfigError(
+                f"{name}: is a folder, and of no format that is one (tried: {tried()}). Name the files in it, for "
+                f"example {os.path.join(name, '*.hdf5')!r}"
+            )
+        return [name]
     if "{" in name and (expanded := _expanded(name)) != [name]:
         return _paths(expanded, left_out)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
-    matches = sorted((each for each in glob.glob(name, recursive=True) if os.path.isfile(each)), key=_natural)
+    matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)
     if not matches:
         raise Missing(f"{name}: the pattern matches no file (looked in {os.path.dirname(os.path.abspath(name))})")
     return matches
+
+
+def _can_be_opened(name: str) -> bool:
+    return os.path.isfile(name) or (os.path.isdir(name) and folder_format(name) is not None)
 
 
 def _expanded(name: str) -> list[str]:

@@ -8,6 +8,7 @@ Rules:
 2. Never more than ``max_open`` descriptors are open; with 0, each request opens and closes its own.
 3. Handles are never shared across a fork: the child closes what it inherited and opens its own.
 4. A file is identified when it is parsed and checked when it is lent. Another size or time is an error, not other data.
+   Files that nobody looked at before, one of a million chunks each, are opened for one loan: they may be absent.
 """
 
 import ctypes
@@ -53,6 +54,15 @@ def identify(path: str, *, growing: bool = False) -> FileId:
     return FileId(path, found.st_size, found.st_mtime_ns, found.st_ino, growing)
 
 
+NOT_SEEN = -1
+"""The size of a file that is looked at when it is read."""
+
+
+def unseen(path: str) -> FileId:
+    """A file that may be there: one of too many to look at them all."""
+    return FileId(path, NOT_SEEN, 0, 0)
+
+
 def check_unchanged(file: FileId) -> None:
     """Refuse to go on with any other file than the one that was parsed."""
     now = identify(file.path, growing=file.growing)
@@ -79,6 +89,7 @@ class Files:
 
     def _reset(self) -> None:
         self._open: OrderedDict[tuple[FileId, bool], Handle] = OrderedDict()
+        self._passing: set[Handle] = set()  # open for one loan
         self._changed = threading.Condition()
 
     def __reduce__(self) -> tuple[type, tuple[int]]:
@@ -86,7 +97,14 @@ class Files:
 
     @contextmanager
     def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
-        """A handle of this file (or a mapping of it, where rows are too small for a system call each)."""
+        """A handle of this file (or a mapping of it, where rows are too small for a system call each).
+
+        The handle of a file that was not seen before tells by its ``size`` whether it is there.
+        """
+        if file.size == NOT_SEEN:
+            with self._once(file) as handle:
+                yield handle
+            return
         handle = self._take(file, mapped)
         try:
             handle.check()
@@ -111,20 +129,42 @@ class Files:
             self._changed.notify_all()
 
     def _take(self, file: FileId, mapped: bool) -> "Handle":
-        most = self.max_open or MAX_OPEN_FILES
         with self._changed:
             while (handle := self._open.get((file, mapped))) is None:
-                if len(self._open) < most:
+                if self._has_room():
                     handle = self._opened(file, mapped)
                     break
-                idle = next((key for key, handle in self._open.items() if handle.users == 0), None)
-                if idle:
-                    self._close(*idle)
-                else:
-                    self._changed.wait()
             self._open.move_to_end((file, mapped))
             handle.users += 1
             return handle
+
+    def _has_room(self) -> bool:
+        """Whether one more may be open; if not, one that is idle is closed, or what has changed is waited for."""
+        if len(self._open) + len(self._passing) < (self.max_open or MAX_OPEN_FILES):
+            return True
+        idle = next((key for key, handle in self._open.items() if handle.users == 0), None)
+        if idle:
+            self._close(*idle)
+        else:
+            self._changed.wait()
+        return False
+
+    @contextmanager
+    def _once(self, file: FileId) -> Iterator["Handle"]:
+        """A file opened for this loan alone, without holding up others while it is opened."""
+        handle = Handle(file, mapped=False, later=True)
+        with self._changed:
+            while not self._has_room():
+                pass
+            self._passing.add(handle)
+        try:
+            handle.open()
+            yield handle
+        finally:
+            handle.close()
+            with self._changed:
+                self._passing.discard(handle)
+                self._changed.notify()
 
     def _opened(self, file: FileId, mapped: bool) -> "Handle":
         try:
@@ -141,22 +181,18 @@ class Files:
 class Handle:
     """One open descriptor: of a file to read from, or of a mapping in ``bytes``."""
 
-    def __init__(self, file: FileId, mapped: bool) -> None:
+    def __init__(self, file: FileId, mapped: bool, later: bool = False) -> None:
         self.file = file
+        self.size = file.size
+        """Bytes; ``NOT_SEEN`` where there is no file."""
         self.descriptor = -1
         self.users = 0
         self.bytes = np.empty(0, np.uint8)
         self._checked = -CHECK_EVERY_S
         self._seek = threading.Lock()
-        try:
-            self.descriptor = os.open(file.path, os.O_RDONLY | _BINARY | _CLOEXEC)
-        except FileNotFoundError:
-            raise Missing(
-                f"{file.path}: the file was there when the dataset was opened, and is gone; restore it, or open the "
-                f"dataset again without it"
-            ) from None
-        except OSError as error:
-            raise Unavailable(f"{file.path}: cannot be opened ({error.strerror})") from error
+        if later:
+            return
+        self.open()
         if mapped:  # a mapping needs no descriptor any more
             try:
                 self.bytes = _map(self.descriptor, file.size)
@@ -166,6 +202,23 @@ class Handle:
             finally:
                 os.close(self.descriptor)
                 self.descriptor = -1
+
+    def open(self) -> None:
+        """Open the file; one that was not seen before may be absent."""
+        file = self.file
+        try:
+            self.descriptor = os.open(file.path, os.O_RDONLY | _BINARY | _CLOEXEC)
+            if file.size == NOT_SEEN:
+                self.size = os.fstat(self.descriptor).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            if file.size == NOT_SEEN:
+                return
+            raise Missing(
+                f"{file.path}: the file was there when the dataset was opened, and is gone; restore it, or open the "
+                f"dataset again without it"
+            ) from None
+        except OSError as error:
+            raise Unavailable(f"{file.path}: cannot be opened ({error.strerror})") from error
 
     def check(self) -> None:
         """Refuse a file that was changed or replaced, unless that was looked at a moment ago.
@@ -254,7 +307,7 @@ _EVERY_FILES: "weakref.WeakSet[Files]" = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for files in list(_EVERY_FILES):
-        inherited = list(files._open.values())
+        inherited = [*files._open.values(), *files._passing]
         files._reset()
         for handle in inherited:
             handle.close()

@@ -1,17 +1,20 @@
-"""Which format reads which file: by the first bytes, then by the name; other packages add theirs by entry point.
+"""Which format reads what: by the first bytes or what a folder holds, then by the name.
+
+Other packages add theirs by entry point.
 
 A format is a frozen value and one function from a path to a store. See ``formats/npy.py`` for the smallest one.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.errors import ConfigError, Unavailable
 from penstock.fileio import Files
-from penstock.formats import hdf5, npy, tar
+from penstock.formats import hdf5, npy, tar, zarr
 from penstock.store import Store
 
 ENTRY_POINT_GROUP = "penstock.formats"
@@ -22,7 +25,8 @@ class OpenOptions:
     """What the caller of ``open`` asked for."""
 
     fields: tuple[str, ...] | None = None
-    allow_fill: bool = False
+    allow_fill: bool | None = None
+    """None: as the format has it. HDF5 refuses what was never written, Zarr defines it to be the fill value."""
     files: Files = field(default_factory=Files)
     row_axis: int | Mapping[str, int] = 0
     swmr: bool = False
@@ -37,24 +41,45 @@ class OpenOptions:
 
 @dataclass(frozen=True)
 class Format:
-    """How files of one kind are recognised and opened."""
+    """How files or folders of one kind are recognised and opened."""
 
     name: str
     suffixes: tuple[str, ...]
     magic: bytes
     open: Callable[[str, OpenOptions], Store]
     magic_at: int = 0
+    recognises: Callable[[str], bool] | None = None
+    """Asked of a folder, or of a file that begins right, where first bytes alone do not tell."""
+    folders: bool = False
+    """Whether a folder can be one."""
+    sign: str = ""
+    """What is looked for, in words, where that is not its first bytes."""
 
     def begins(self, head: bytes) -> bool:
         """Whether a file with these first bytes is of this kind."""
         return bool(self.magic) and head.startswith(self.magic, self.magic_at)
+
+    def is_kind_of(self, path: str, head: bytes | None) -> bool:
+        """Whether this is one, by its content; a folder has no first bytes."""
+        if head is None:
+            return self.folders and self.recognises is not None and self.recognises(path)
+        return self.begins(head) and (self.recognises is None or self.recognises(path))
+
+    def __str__(self) -> str:
+        at = f" at {self.magic_at}" if self.magic_at else ""
+        looked_for = self.sign or (f"bytes {self.magic!r}{at}" if self.magic else "")
+        return f"{self.name} ({', '.join(filter(None, [' '.join(self.suffixes), looked_for]))})"
 
 
 BUILT_IN = (
     Format("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file),
     Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
     Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
-)
+    Format(
+        "zarr", (".zarr", ".zip"), b"PK\x03\x04", zarr.open_store, recognises=zarr.is_store, folders=True,
+        sign="a folder or zip archive with zarr.json, .zgroup or .zarray",
+    ),
+)  # fmt: skip
 
 
 @cache
@@ -62,22 +87,48 @@ def formats() -> Sequence[Format]:
     """All known formats: ours, then those that installed packages register."""
     from importlib.metadata import entry_points  # takes a quarter of the time that importing penstock takes
 
-    return (*BUILT_IN, *(entry.load() for entry in entry_points(group=ENTRY_POINT_GROUP)))
+    return (*BUILT_IN, *(_loaded(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)))
+
+
+def _loaded(entry: Any) -> Format:
+    found = entry.load()
+    if not isinstance(found, Format):
+        raise ConfigError(
+            f"the entry point {entry.name!r} of {ENTRY_POINT_GROUP!r} ({entry.value}) is {type(found).__name__}: "
+            f"expected a Format. Mend or uninstall the package that has it"
+        )
+    return found
+
+
+def folder_format(path: str) -> Format | None:
+    """The format of a folder that is opened as one thing, if it is of such a kind."""
+    by_content = [known for known in formats() if known.is_kind_of(path, None)]
+    by_name = [known for known in formats() if known.folders and PurePath(path).suffix.lower() in known.suffixes]
+    return next(iter((*by_content, *by_name)), None)
+
+
+def tried() -> str:
+    """What is known here, and what it is recognised by."""
+    return ", ".join(map(str, formats()))
 
 
 def format_of(path: str) -> Format:
-    """The format of an existing file."""
+    """The format of an existing file or folder."""
+    if os.path.isdir(path):
+        found = folder_format(path)
+        if found is None:
+            raise ConfigError(f"{path}: a folder of no format known here. Tried, and expected one of: {tried()}")
+        return found
     try:
         with open(path, "rb") as file:
             head = file.read(512)
     except OSError as error:
         raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
-    by_content = [known for known in formats() if known.begins(head)]
+    by_content = [known for known in formats() if known.is_kind_of(path, head)]
     by_name = [known for known in formats() if PurePath(path).suffix.lower() in known.suffixes]
     for known in (*by_content, *by_name):
         return known
-    known_names = ", ".join(f"{known.name} ({' '.join(known.suffixes)})" for known in formats())
     raise ConfigError(
-        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. "
-        f"Known: {known_names}"
+        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. Tried, and expected one of: "
+        f"{tried()}"
     )

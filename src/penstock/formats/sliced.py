@@ -1,0 +1,228 @@
+"""Rows that a format's own library must read: slices of arrays, into scratch, and from there into place.
+
+A library says how its arrays are opened and how one slice is read; what it allocates of its own is declared with the
+layout. The rest is here: runs of neighbouring rows, rows on any axis, part of each row.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from pathlib import PurePath
+from typing import Any, Self
+
+import numpy as np
+
+from penstock import coalesce
+from penstock.errors import PenstockError
+from penstock.extents import FileId
+from penstock.fileio import check_unchanged
+from penstock.memory import aligned, borrow
+from penstock.sizes import MiB
+from penstock.spec import Fields, FieldSpec, Origin, ReadPath
+from penstock.store import Out, check_rows, digest
+from penstock.within import Box, Mask, Within, compose, coordinates, element_strides, everything
+from penstock.wrap import crop
+
+# Rows that pass through a library at a time.
+READ_BYTES = 1 * MiB
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What reading one array through its library takes."""
+
+    stored: np.dtype
+    shape: tuple[int, ...]
+    """Of the array, the axis of the rows included."""
+    chunks: tuple[int, ...] | None
+    row_axis: int
+    why: str
+    """Why the library must read it."""
+    part: Within | None = None
+
+    @cached_property
+    def spec(self) -> FieldSpec:
+        return FieldSpec(self.stored, self.part.shape if self.part else self.row_shape)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return (*self.shape[: self.row_axis], *self.shape[self.row_axis + 1 :])
+
+    @cached_property
+    def bounds(self) -> tuple[slice, ...]:
+        """The box of a row that is read."""
+        return (self.part or everything(self.row_shape)).bounds
+
+    @cached_property
+    def read_shape(self) -> tuple[int, ...]:
+        return tuple(each.stop - each.start for each in self.bounds)
+
+    @property
+    def read_bytes(self) -> int:
+        """What one row takes while it is read."""
+        return prod(self.read_shape) * self.stored.itemsize
+
+    @property
+    def chunk_rows(self) -> int:
+        return self.chunks[self.row_axis] if self.chunks else 1
+
+    @property
+    def chunk_bytes(self) -> int:
+        return prod(self.chunks) * self.stored.itemsize if self.chunks else 0
+
+    @property
+    def group(self) -> int:
+        """Rows read at a time."""
+        return max(1, READ_BYTES // max(1, self.read_bytes))
+
+    @property
+    def how(self) -> str:
+        """Who reads it, and why."""
+        raise NotImplementedError
+
+    @property
+    def remedy(self) -> str:
+        """What would let each row be read by itself."""
+        return ""
+
+    @property
+    def library_bytes(self) -> int:
+        """What the library allocates of its own while it reads some rows."""
+        raise NotImplementedError
+
+    def read_path(self, name: str, rows: int) -> ReadPath:
+        delivered = max(1, self.spec.row_bytes)
+        touched = prod(self.read_shape) * self.chunk_rows * self.stored.itemsize
+        layout = f"chunks of {self.chunks}" if self.chunks else "not in chunks"
+        remedy = self.remedy.format(name=name) if self.chunk_rows > 1 else ""
+        return ReadPath(name, self.spec, rows, layout, self.how, self.chunk_rows, touched / delivered, 0, 0, remedy)
+
+    def scratch_bytes(self, rows: int) -> int:
+        group = aligned(min(rows, self.group) * self.read_bytes)
+        return group * (2 if self.row_axis else 1) + self.library_bytes
+
+
+class SlicedStore:
+    """Arrays of one file or folder, opened while a read lasts."""
+
+    kind = "sliced"
+    index_bytes = 0
+
+    def __init__(self, file: FileId, rows: int, layouts: Mapping[str, Layout]) -> None:
+        self.file, self._rows, self.layouts = file, rows, dict(layouts)
+        self.fields: Fields = {name: each.spec for name, each in layouts.items()}
+
+    def with_layouts(self, layouts: Mapping[str, Layout]) -> Self:
+        """The same rows with these fields."""
+        return type(self)(self.file, self._rows, layouts)
+
+    @contextmanager
+    def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        """The library's own arrays, by field."""
+        raise NotImplementedError
+        yield {}
+
+    def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
+        """``goal[...] = array[wanted]``; its errors are ours, and say ``where``."""
+        raise NotImplementedError
+
+    @property
+    def shared_index(self) -> dict[int, int]:
+        return {id(each.part): each.part.index_bytes for each in self.layouts.values() if each.part}
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        rows = max(each.chunk_rows for each in self.layouts.values())
+        return np.arange(0, self._rows, rows) if rows > 1 else None
+
+    @property
+    def fingerprint(self) -> str:
+        parts = sorted((name, each.part.describe()) for name, each in self.layouts.items() if each.part)
+        layouts = sorted((name, str(each.stored), each.shape, each.row_axis) for name, each in self.layouts.items())
+        return digest(self.kind, PurePath(self.file.path).name, self.file.size, layouts, parts)
+
+    def scratch_bytes(self, rows: int) -> int:
+        return max(each.scratch_bytes(rows) for each in self.layouts.values())
+
+    def choosing(self, names: Sequence[str]) -> Self:
+        return self.with_layouts({name: self.layouts[name] for name in names})
+
+    def selecting(self, field: str, part: Within) -> Self:
+        layout = self.layouts[field]
+        whole = compose(layout.part, part) if layout.part else part
+        return self.with_layouts({**self.layouts, field: replace(layout, part=whole)})
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        check_rows(rows, self)
+        if not out or not len(rows):
+            return
+        check_unchanged(self.file)
+        ascending = np.argsort(rows, kind="stable")
+        try:
+            with self.opened(list(out)) as arrays:
+                for name, target in out.items():
+                    self._read_field(arrays[name], name, rows[ascending], at[ascending], target)
+        except (PenstockError, KeyError):
+            check_unchanged(self.file)  # another file under its name is the likelier cause
+            raise
+
+    def _read_field(self, array: Any, name: str, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        """``rows`` ascend, with repeats: read each run of neighbours once and copy it out."""
+        distinct, layout = np.unique(rows), self.layouts[name]
+        part = inside(layout)
+        for first, _, count in coalesce.limited(coalesce.neighbours(distinct, distinct), layout.group):
+            begin, end = np.searchsorted(rows, [first, first + count])
+            with borrow(count * layout.read_bytes) as scratch, borrow(len(scratch) if layout.row_axis else 0) as turned:
+                read = scratch.view(layout.spec.dtype).reshape(count, *layout.read_shape)
+                self._read_run(array, name, first, read, turned)
+                if part is None:
+                    target[at[begin:end]] = read[rows[begin:end] - first]
+                    continue
+                for row, place in zip((rows[begin:end] - first).tolist(), at[begin:end].tolist(), strict=True):
+                    crop(read[row], part, target[place : place + 1])
+
+    def _read_run(self, array: Any, name: str, first: int, read: np.ndarray, turned: np.ndarray) -> None:
+        layout = self.layouts[name]
+        wanted = list(layout.bounds)
+        wanted.insert(layout.row_axis, slice(first, first + len(read)))
+        goal = read
+        if layout.row_axis:
+            as_stored = tuple(each.stop - each.start for each in wanted)
+            goal = turned.view(read.dtype).reshape(as_stored)
+        where = f"{self.file.path}: {name}, rows {first} to {first + len(read) - 1}"
+        self.read_slice(array, tuple(wanted), goal, where)
+        if layout.row_axis:
+            np.copyto(read, np.moveaxis(goal, layout.row_axis, 0))
+
+    def read_paths(self) -> Sequence[ReadPath]:
+        return [each.read_path(name, self._rows) for name, each in self.layouts.items()]
+
+    def origin(self, row: int) -> Origin:
+        return Origin(self.file.path, f"{next(iter(self.fields))}[{row}]")
+
+    def close(self) -> None:
+        """Nothing stays open between reads."""
+
+
+def inside(layout: Layout) -> Within | None:
+    """The part that is wanted, seen from the box that is read; None where that is all of the box."""
+    part = layout.part
+    if part is None:
+        return None
+    if isinstance(part, Box):
+        ranges = tuple(range(0, each[-1] - each[0] + 1, each.step) for each in part.ranges)
+        return Box(layout.read_shape, ranges, part.dropped)
+    return part.tables.get("inside its bounds", lambda: _inside(layout, part))
+
+
+def _inside(layout: Layout, mask: Mask) -> tuple[Mask, int]:
+    flat = np.zeros(len(mask.flat), np.int64)
+    along = coordinates(mask.flat, layout.row_shape)
+    for at, bound, stride in zip(along, layout.bounds, element_strides(layout.read_shape), strict=True):
+        flat += (at - bound.start) * stride
+    return Mask(layout.read_shape, flat, mask.single), flat.nbytes
