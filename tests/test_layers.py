@@ -43,6 +43,7 @@ LAYERS = [
 DOORS = {
     "torch": {"pytorch", "cli", "testing"},
     "zarr": {"formats.zarr_store"},
+    "pyarrow": {"formats.tables"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }
 

@@ -18,6 +18,7 @@ from penstock.braces import expand_braces
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files
+from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
 from penstock.mapped import Mapped, Transform
@@ -270,6 +271,31 @@ def open(
     return _Opened(path if isinstance(path, str | os.PathLike) else tuple(path), options)
 
 
+def open_raw(
+    path: Path | Iterable[Path],
+    dtype: Any,
+    shape: Sequence[int] = (),
+    *,
+    offset: int = 0,
+    field: str = "data",
+    max_open_files: int = MAX_OPEN_FILES,
+) -> Dataset:
+    """Files that hold rows one after another and say nothing of themselves: dtype and shape are those of one row.
+
+    path:            as ``open`` takes it; each file has as many rows as fit
+    offset:          bytes before the first row, in each file
+    """
+    row, files = raw.row_spec(dtype, shape), Files(max_open_files)
+    if not isinstance(offset, int) or offset < 0:
+        raise ConfigError(f"offset={offset!r}: expected a number of bytes, 0 or more")
+    paths = _paths(path if isinstance(path, str | os.PathLike) else tuple(path))
+    stores = [raw.open_file(each, field, row, offset, files) for each in paths]
+    store = stores[0] if len(stores) == 1 else Concat(stores)
+    if len(store) == 0:
+        raise ConfigError(f"no samples in {paths[0] if len(paths) == 1 else f'any of {len(paths)} files'}")
+    return Dataset(store)
+
+
 class _Opened(Dataset):
     """A dataset as ``open`` gave it, which knows how to open itself again."""
 
@@ -397,4 +423,4 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
-__all__ = ["Dataset", "concat", "from_arrays", "join", "open"]
+__all__ = ["Dataset", "concat", "from_arrays", "join", "open", "open_raw"]

@@ -1,11 +1,12 @@
 """Where the members of a zip archive lie: those stored as they are can be read like parts of any file."""
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.errors import Corrupt, Missing, Truncated
+from penstock.errors import Corrupt, DecodeFailed, Truncated
 from penstock.extents import FileId
 from penstock.fileio import identify, map_file
 
@@ -28,13 +29,16 @@ class ZipTable:
     compressed: np.ndarray
     """Whether each is compressed, or encrypted."""
 
-    def read(self, number: int) -> bytes:
-        """A whole member, whatever it is stored as."""
+    def read(self, number: int, most: int) -> bytes:
+        """A member, or its first ``most`` bytes, whatever it is stored as."""
         if not self.compressed[number]:
             begin = int(self.offsets[number])
-            return map_file(self.file.path)[begin : begin + int(self.lengths[number])].tobytes()
-        with zipfile.ZipFile(self.file.path) as archive:
-            return archive.read(self.names[number])
+            return map_file(self.file.path)[begin : begin + min(most, int(self.lengths[number]))].tobytes()
+        try:
+            with zipfile.ZipFile(self.file.path) as archive, archive.open(self.names[number]) as member:
+                return member.read(most)
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+            raise DecodeFailed(f"{self.file.path}: {self.names[number]}: {error}; fetch the file again") from error
 
 
 def zip_table(path: str) -> ZipTable:
@@ -68,11 +72,3 @@ def _header_bytes(file: FileId, headers: np.ndarray) -> np.ndarray:
         raise Corrupt(f"{file.path}: its directory names members that are not there; fetch it again")
     sizes = mapped[headers[:, None] + np.arange(26, 30)].view("<u2").astype(np.int64)
     return np.asarray(HEADER_BYTES + sizes.sum(axis=1))
-
-
-def named(table: ZipTable, name: str) -> int:
-    """The number of a member."""
-    try:
-        return table.names.index(name)
-    except ValueError:
-        raise Missing(f"{table.file.path}: has no member {name!r}") from None

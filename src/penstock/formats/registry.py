@@ -9,12 +9,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import PurePath
 from typing import Any, Literal
 
 from penstock.errors import ConfigError, Unavailable
 from penstock.fileio import Files
-from penstock.formats import hdf5, npy, tar, zarr
+from penstock.formats import hdf5, nifti, npy, npz, tables, tar, zarr
 from penstock.store import Store
 
 ENTRY_POINT_GROUP = "penstock.formats"
@@ -65,20 +64,32 @@ class Format:
             return self.folders and self.recognises is not None and self.recognises(path)
         return self.begins(head) and (self.recognises is None or self.recognises(path))
 
+    def is_named(self, path: str) -> bool:
+        """Whether it has the name of one."""
+        return path.lower().rstrip("/").endswith(self.suffixes)
+
     def __str__(self) -> str:
         at = f" at {self.magic_at}" if self.magic_at else ""
         looked_for = self.sign or (f"bytes {self.magic!r}{at}" if self.magic else "")
         return f"{self.name} ({', '.join(filter(None, [' '.join(self.suffixes), looked_for]))})"
 
 
+ZIP = b"PK\x03\x04"
+
 BUILT_IN = (
     Format("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file),
     Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
     Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
+    Format("npz", (".npz",), ZIP, npz.open_file, recognises=npz.is_npz, sign="a zip archive of .npy files"),
     Format(
-        "zarr", (".zarr", ".zip"), b"PK\x03\x04", zarr.open_store, recognises=zarr.is_store, folders=True,
+        "zarr", (".zarr", ".zip"), ZIP, zarr.open_store, recognises=zarr.is_store, folders=True,
         sign="a folder or zip archive with zarr.json, .zgroup or .zarray",
     ),
+    Format("nifti", (".nii",), b"n+1\0", nifti.open_file, magic_at=344),
+    Format("nifti-2", (), b"n+2\0", nifti.open_file, magic_at=4),
+    Format("gzipped nifti", (".nii.gz",), b"\x1f\x8b", nifti.open_gzipped, recognises=nifti.is_gzipped),
+    Format("parquet", (".parquet", ".pq"), b"PAR1", tables.open_parquet),
+    Format("arrow", (".arrow", ".feather"), b"ARROW1", tables.open_arrow),
 )  # fmt: skip
 
 
@@ -103,7 +114,7 @@ def _loaded(entry: Any) -> Format:
 def folder_format(path: str) -> Format | None:
     """The format of a folder that is opened as one thing, if it is of such a kind."""
     by_content = [known for known in formats() if known.is_kind_of(path, None)]
-    by_name = [known for known in formats() if known.folders and PurePath(path).suffix.lower() in known.suffixes]
+    by_name = [known for known in formats() if known.folders and known.is_named(path)]
     return next(iter((*by_content, *by_name)), None)
 
 
@@ -125,10 +136,10 @@ def format_of(path: str) -> Format:
     except OSError as error:
         raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
     by_content = [known for known in formats() if known.is_kind_of(path, head)]
-    by_name = [known for known in formats() if PurePath(path).suffix.lower() in known.suffixes]
+    by_name = [known for known in formats() if known.is_named(path)]
     for known in (*by_content, *by_name):
         return known
     raise ConfigError(
-        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. Tried, and expected one of: "
-        f"{tried()}"
+        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. Tried, and "
+        f"expected one of: {tried()}"
     )

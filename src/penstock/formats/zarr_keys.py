@@ -94,7 +94,7 @@ class Zip:
 
     def read(self, key: str) -> bytes | None:
         number = self._numbers.get(key)
-        return None if number is None else self.table.read(number)
+        return None if number is None else self.table.read(number, DOCUMENT_BYTES)
 
     def children(self, key: str) -> Iterator[str]:
         inside = (name[len(key) :].split("/", 1) for name in self._numbers if name.startswith(key))
