@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import data, hdf5, records, shards, volumes
+from benchmarks import data, hdf5, records, shards, volumes, zarr_stores
 from benchmarks.runner import Contestant, Result, side_by_side
 from penstock.machine import cores
 from penstock.sizes import format_size
@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Contestant]]] = {
     "records": lambda root: records.contestants(data.records(root)),
     **hdf5.BENCHMARKS,
     "shards": lambda root: shards.contestants(shards.make_shards(root)),
+    **zarr_stores.BENCHMARKS,
 }
 
 

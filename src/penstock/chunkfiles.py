@@ -175,12 +175,16 @@ class ShardTable(FileTable):
             file, offset, _ = self.places.place(shard)
             table = self._table(files, shard)
             if table is None:
-                nowhere = np.full(len(lines), NEVER_WRITTEN)
-                yield Found(file, lines, nowhere, nowhere)
+                yield Found(file, lines, np.full(len(lines), NEVER_WRITTEN), np.zeros(len(lines), np.int64))
                 continue
-            there = table[numbers[lines]]
-            offsets = np.where(there[:, 0] == _NOWHERE, NEVER_WRITTEN, there[:, 0].astype(np.int64) + offset)
-            yield Found(file, lines, offsets, there[:, 1].astype(np.int64))
+            there = table[numbers[lines]].astype(np.int64)  # nowhere is -1 in both
+            written = there[:, 0] != NEVER_WRITTEN
+            yield Found(
+                file,
+                lines,
+                np.where(written, there[:, 0] + offset, NEVER_WRITTEN),
+                np.where(written, there[:, 1], 0),
+            )
 
     def _table(self, files: Files, shard: tuple[int, ...]) -> np.ndarray | None:
         with self._looking:

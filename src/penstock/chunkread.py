@@ -106,8 +106,7 @@ class _Decoding:
     def present(self, handle: Handle, found: Found) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and lengths of chunks, now that it is known whether their file is there, and how long it is."""
         if handle.size == NOT_SEEN:
-            nowhere = np.full(len(found.lines), NEVER_WRITTEN)
-            return nowhere, nowhere
+            return np.full(len(found.lines), NEVER_WRITTEN), np.zeros(len(found.lines), np.int64)
         lengths = np.where(found.lengths < 0, handle.size - found.offsets, found.lengths)
         longest = self.array.table.longest
         if (lengths > longest).any():

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, Corrupt, SchemaMismatch, Truncated
 from penstock.extents import Chunks, FileId, KnownTable
 from penstock.fileio import Files, Handle, identify
 from penstock.memory import aligned, borrow
-from penstock.sizes import KiB, MiB
+from penstock.sizes import KiB
 from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
 from penstock.store import ExtentStore, Out, Store, check_rows, digest
 from penstock.wrap import cast_fields
@@ -40,8 +40,8 @@ DTYPES = {
 }  # fmt: skip
 
 # Compressed bytes read at a time, and the most that one step of decoding gives.
-STORED_BYTES = 256 * KiB
-STEP_BYTES = 1 * MiB
+STORED_BYTES = 128 * KiB
+STEP_BYTES = 256 * KiB
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ class GzippedImage:
         return self.image.rows
 
     def scratch_bytes(self, rows: int) -> int:
-        # What is decoded at a step, and what zlib keeps: its window, and input that it has not used.
-        return aligned(STORED_BYTES) + aligned(self.image.row_bytes) + 2 * STEP_BYTES + 2 * STORED_BYTES
+        # Steps are decoded into memory of Python's own, which keeps some of what it has freed.
+        return aligned(STORED_BYTES) + aligned(self.image.row_bytes) + 12 * (STEP_BYTES + STORED_BYTES)
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         check_rows(rows, self)

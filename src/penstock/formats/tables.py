@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # Tables that take no more than this are held.
 HELD_BYTES = 64 * MiB
 
-# What Arrow allocates of its own in a read, measured, besides the stored part and twice the decoded one.
-LIBRARY_BYTES = 8 * MiB
+# What Arrow allocates of its own in a read, measured, besides the stored part and three times the decoded one.
+LIBRARY_BYTES = 16 * MiB
 
 
 def open_parquet(path: str, options: "OpenOptions") -> Store:
@@ -214,7 +214,7 @@ class TableStore:
             return 2 * taken + LIBRARY_BYTES
         longest = max(self.table.rows, default=0)
         decoded = longest * sum(spec.row_bytes for spec in self.fields.values())
-        return 2 * taken + self.table.stored_bytes + 2 * decoded + LIBRARY_BYTES
+        return 2 * taken + self.table.stored_bytes + 3 * decoded + LIBRARY_BYTES
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         check_rows(rows, self)

@@ -13,11 +13,12 @@ from penstock.formats import sliced
 from penstock.formats.sliced import SlicedStore
 from penstock.sizes import MiB
 
-# What zarr-python holds in a read: the slice it returns, and for each chunk that it works on at once (ten, unless it is
-# configured otherwise) the stored form, the decoded one, and one more between codecs.
+# What zarr-python holds in a read, measured: the slice it returns, and for each chunk that it works on at once (ten,
+# unless it is configured otherwise) the stored form, the decoded one, and one more between codecs. Its own threads keep
+# some of what they have freed.
 CHUNKS_AT_ONCE = 10
 CHUNK_COPIES = 3
-LIBRARY_BYTES = 4 * MiB
+LIBRARY_BYTES = 32 * MiB
 
 
 class Layout(sliced.Layout):
