@@ -22,7 +22,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Contestant]]] = {
     "volumes-gzip": lambda root: volumes.contestants(data.volumes(root), "gzip"),
     "records": lambda root: records.contestants(data.records(root)),
     **hdf5.BENCHMARKS,
-    "shards": lambda root: shards.contestants(shards.make_shards(root)),
+    **shards.BENCHMARKS,
     **zarr_stores.BENCHMARKS,
 }
 

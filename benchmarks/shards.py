@@ -1,7 +1,8 @@
-"""Tar shards of 425 x 425 JPEGs with (3, 15724) float16 voxels: one shuffled epoch, batch 32, pictures as float32 CHW.
+"""Tar shards of 425 x 425 JPEGs with (3, 15724) float16 voxels: shuffled epochs, pictures as float32 CHW.
 
 penstock by random access against the ``webdataset`` package as MindEye uses it, at several numbers of workers, and two
-bare threads that read, decode and convert into memory they use again.
+bare threads that read, decode and convert into memory they use again. Besides: what a member costs that nobody reads,
+and what shuffling volumes of 9 MB takes.
 """
 
 import os
@@ -18,20 +19,23 @@ from benchmarks import data
 from benchmarks.runner import Contestant
 from benchmarks.volumes import touch
 
-SAMPLES, EACH, SIZE, VOXELS, BATCH = 1200, 100, 425, 15_724, 32
+SAMPLES, EACH, SIZE, VOXELS = 1200, 100, 425, 15_724
 EPOCHS = 3
+BRAIN_BYTES = 4_000_000
+VOLUME, VOLUMES, VOLUME_SHARDS = (150, 150, 100), 288, 18
 
 
-def make_shards(root: Path) -> Path:
+def make_shards(root: Path, name: str = "shards", samples: int = SAMPLES, brain_bytes: int = 0) -> Path:
     """Smooth pictures with some noise, which compress as photographs do: about 90 KB each."""
 
     def make(folder: Path) -> None:
         from penstock.webdataset import ShardWriter
 
         rng = np.random.default_rng(5)
+        unread = {"wholebrain.npy": rng.integers(0, 256, brain_bytes, np.uint8)} if brain_bytes else {}
         y, x = np.mgrid[:SIZE, :SIZE]
         with ShardWriter(str(folder / "train-%03d.tar"), maxcount=EACH) as writer:
-            for number in range(SAMPLES):
+            for number in range(samples):
                 waves = [np.sin(x / (9 + number % 31)), np.cos(y / (7 + number % 17)), np.sin((x + y) / 40)]
                 picture = np.stack(waves, -1) * 90 + 127 + rng.normal(0, 8, (SIZE, SIZE, 3))
                 writer.write({
@@ -39,24 +43,59 @@ def make_shards(root: Path) -> Path:
                     "coco73k.npy": np.array([number]),
                     "jpg": imagecodecs.jpeg8_encode(picture.clip(0, 255).astype(np.uint8), level=90),
                     "nsdgeneral.npy": rng.normal(size=(3, VOXELS)).astype(np.float16),
+                    **unread,
                 })  # fmt: skip
 
-    return data.once(root / "shards", make)
+    return data.once(root / name, make)
 
 
-def penstock(folder: str, memory: str = "512MiB") -> Iterator[int]:
+def make_volumes(root: Path) -> Path:
+    """18 shards of float32 volumes."""
+
+    def make(folder: Path) -> None:
+        from penstock.webdataset import ShardWriter
+
+        rng = np.random.default_rng(6)
+        with ShardWriter(str(folder / "train-%03d.tar"), maxcount=VOLUMES // VOLUME_SHARDS) as writer:
+            for number in range(VOLUMES):
+                writer.write({"__key__": f"{number:06d}", "betas.npy": rng.random(VOLUME, np.float32)})
+
+    return data.once(root / "volume-shards", make)
+
+
+def penstock(folder: str, batch: int, memory: str) -> Iterator[int]:
     import penstock as ps
 
     ds = ps.open(f"{folder}/train-*.tar").cast("jpg", "float32", divisor=255).permute("jpg", 2, 0, 1)
     columns = ("nsdgeneral.npy", "jpg", "coco73k.npy")
-    with ps.Loader(ds, batch_size=BATCH, shuffle=True, memory=memory, columns=columns) as loader:
+    with ps.Loader(ds, batch_size=batch, shuffle=True, memory=memory, columns=columns) as loader:
         for _ in range(EPOCHS):
             for voxels, images, coco in loader:
                 touch(voxels, images)
                 yield len(coco)
 
 
-def pipeline(folder: str, workers: int, package: str) -> Iterator[int]:
+def penstock_volumes(folder: str) -> Iterator[int]:
+    import penstock as ps
+
+    with ps.Loader(ps.open(f"{folder}/train-*.tar"), batch_size=4, shuffle=True, memory="256MiB") as loader:
+        for batch in loader:
+            touch(batch["betas.npy"])
+            yield len(batch["betas.npy"])
+
+
+def pipeline_volumes(folder: str, workers: int, package: str) -> Iterator[int]:
+    import importlib
+
+    wds = importlib.import_module(package)
+    shards = sorted(map(str, Path(folder).glob("*.tar")))
+    ds = wds.WebDataset(shards, shardshuffle=False).shuffle(500, initial=500).decode().to_tuple("betas.npy").batched(4)
+    for (betas,) in torch.utils.data.DataLoader(ds, batch_size=None, num_workers=workers):
+        touch(torch.as_tensor(betas))
+        yield len(betas)
+
+
+def pipeline(folder: str, workers: int, package: str, batch: int) -> Iterator[int]:
     import importlib
 
     wds = importlib.import_module(package)
@@ -67,15 +106,15 @@ def pipeline(folder: str, workers: int, package: str) -> Iterator[int]:
         .decode("torch")
         .rename(images="jpg;png", voxels="nsdgeneral.npy", coco="coco73k.npy")
         .to_tuple("voxels", "images", "coco")
-        .batched(BATCH, partial=True)
-        .with_epoch(SAMPLES // BATCH // (max(1, workers) if package == "webdataset" else 1))
+        .batched(batch, partial=True)
+        .with_epoch(max(1, EPOCHS * SAMPLES // batch // (max(1, workers) if package == "webdataset" else 1)))
     )
     for voxels, images, coco in torch.utils.data.DataLoader(ds, batch_size=None, num_workers=workers):
         touch(voxels, images)
         yield len(coco)
 
 
-def bare(folder: str) -> Iterator[int]:
+def bare(folder: str, batch: int) -> Iterator[int]:
     """Two threads, each with a batch of memory that it uses again and again; nothing is handed over."""
     from penstock.tarindex import group, walk
 
@@ -86,7 +125,7 @@ def bare(folder: str) -> Iterator[int]:
         places += [(str(path), *place) for place in zip(table.offsets[:, at], table.lengths[:, at], strict=True)]
     random.Random(0).shuffle(places)
     places *= EPOCHS
-    threads = [threading.Thread(target=_bare, args=(places[half::2],)) for half in range(2)]
+    threads = [threading.Thread(target=_bare, args=(places[half::2], batch)) for half in range(2)]
     yield 0
     for thread in threads:
         thread.start()
@@ -95,21 +134,50 @@ def bare(folder: str) -> Iterator[int]:
     yield len(places)
 
 
-def _bare(places: list[tuple[str, int, int]]) -> None:
+def _bare(places: list[tuple[str, int, int]], batch: int) -> None:
     pixels = np.zeros((SIZE, SIZE, 3), np.uint8)
-    slots = np.zeros((BATCH, SIZE, SIZE, 3), np.float32)
+    slots = np.zeros((batch, SIZE, SIZE, 3), np.float32)
     descriptors = {path: os.open(path, os.O_RDONLY) for path, _, _ in places}
     for number, (path, offset, length) in enumerate(places):
         imagecodecs.jpeg8_decode(os.pread(descriptors[path], int(length), int(offset)), out=pixels)
-        goal = slots[number % BATCH]
+        goal = slots[number % batch]
         np.copyto(goal, pixels)
         np.divide(goal, np.float32(255), out=goal)
 
 
-def contestants(folder: Path) -> list[Contestant]:
-    here = {"folder": str(folder)}
-    found = [Contestant("penstock, 512 MiB", f"{__name__}:penstock", here)]
+def contestants(folder: Path, batch: int, memory: str) -> list[Contestant]:
+    here = {"folder": str(folder), "batch": batch}
+    found = [Contestant(f"penstock, {memory}", f"{__name__}:penstock", {**here, "memory": memory})]
     for package, workers in (("penstock.webdataset", 2), ("webdataset", 0), ("webdataset", 1), ("webdataset", 2)):
         label = f"{package} verbs, {workers} workers"
         found.append(Contestant(label, f"{__name__}:pipeline", {**here, "workers": workers, "package": package}))
     return [*found, Contestant("bare, 2 threads, pictures alone", f"{__name__}:bare", here)]
+
+
+def unread_member(root: Path) -> list[Contestant]:
+    """The same samples with and without a whole brain of 4 MB in each."""
+    with_brain = make_shards(root, "shards-brain", 400, BRAIN_BYTES)
+    without = make_shards(root, "shards-plain", 400)
+    return [
+        Contestant(label, f"{__name__}:penstock", {"folder": str(folder), "batch": 32, "memory": "512MiB"})
+        for label, folder in (("penstock, 4 MB unread in each sample", with_brain), ("nothing unread", without))
+    ]
+
+
+def volumes(root: Path) -> list[Contestant]:
+    """Shuffled volumes of 9 MB, batch 4."""
+    here = {"folder": str(make_volumes(root))}
+    found = [Contestant("penstock, 256 MiB", f"{__name__}:penstock_volumes", here)]
+    for package, workers in (("penstock.webdataset", 0), ("webdataset", 0), ("webdataset", 2)):
+        label = f"{package} shuffle(500), {workers} workers"
+        arguments = {**here, "workers": workers, "package": package}
+        found.append(Contestant(label, f"{__name__}:pipeline_volumes", arguments))
+    return found
+
+
+BENCHMARKS = {
+    "shards": lambda root: contestants(make_shards(root), 32, "512MiB"),
+    "shards-300": lambda root: contestants(make_shards(root), 300, "2GiB"),
+    "shards-unread": unread_member,
+    "shards-volumes": volumes,
+}

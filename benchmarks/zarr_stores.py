@@ -113,7 +113,7 @@ def contestants(folder: Path, layout: str) -> list[Contestant]:
     path = {"path": str(folder / f"{layout}.zarr")}
     in_windows = layout == "sixteens"  # much is read before the first batch: time counts from the start
     ours = {**path, "memory": MEMORY[layout], "epochs": 2}
-    rows = 32 if in_windows else ROWS // 2
+    rows = 32 if in_windows else 96
     theirs = [
         Contestant(
             f"DataLoader + {library}, {workers} workers",

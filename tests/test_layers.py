@@ -32,10 +32,15 @@ LAYERS = [
     ["wrap"],
     ["store"],
     ["chunkread", "members"],
-    ["rangeread", "chunkfiles", "index", "ziptable", "pieces", "tarindex", "tarwalk", "savedcolumns"],
+    [
+        *("values", "rangeread", "chunkfiles", "index", "ziptable", "pieces"),
+        *("tarindex", "tarwalk", "savedcolumns"),
+    ],
     ["fileio", "codecs", "pictures"],
-    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarheader"],
-    ["machine", "spec", "sizes", "texts", "braces"],
+    ["remote", "filecache"],
+    ["transport", "signing"],
+    ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
+    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping"],
     ["errors"],
 ]
 
@@ -44,6 +49,7 @@ DOORS = {
     "torch": {"pytorch", "cli", "testing"},
     "zarr": {"formats.zarr_store"},
     "pyarrow": {"formats.tables"},
+    "obstore": {"signing"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }
 

@@ -5,14 +5,15 @@ inwards to the store that reads the bytes, where they cost least.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from penstock.errors import ConfigError, OutOfRange, SchemaMismatch
 from penstock.pieces import WHOLE, Share
 from penstock.spec import Cast, Fields, Origin
-from penstock.store import Choosing, Out, Store, check_rows, digest, read_share, shared_index
+from penstock.store import Choosing, Out, Store, check_rows, digest, find_key, read_share, shared_index
 from penstock.within import Within
 from penstock.wrap import Wrapper, cast_fields, select_part
 
@@ -106,6 +107,9 @@ class Subset(Wrapper):
     def origin(self, row: int) -> Origin:
         return self.store.origin(int(self.inner(np.array([row]))[0]))
 
+    def find(self, key: str) -> int | None:
+        return _position(find_key(self.store, key), self.rows)
+
     def casting(self, casts: Mapping[str, Cast]) -> Store:
         return Subset(cast_fields(self.store, casts), self.rows)
 
@@ -127,9 +131,14 @@ class Concat:
         for number in range(1, len(stores)):
             _check_same_fields(stores[0], stores[number], number)
 
-    @property
+    @cached_property
     def fields(self) -> Fields:
-        return self.stores[0].fields
+        first = dict(self.stores[0].fields)
+        for name, spec in first.items():
+            if spec.is_list:
+                most = max(store.fields[name].most_bytes for store in self.stores)
+                first[name] = replace(spec, most_bytes=most)
+        return first
 
     @property
     def blocks(self) -> np.ndarray | None:
@@ -170,6 +179,10 @@ class Concat:
     def origin(self, row: int) -> Origin:
         part = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.stores[part].origin(row - int(self.starts[part]))
+
+    def find(self, key: str) -> int | None:
+        found = ((find_key(store, key), int(start)) for store, start in zip(self.stores, self.starts, strict=False))
+        return next((row + start for row, start in found if row is not None), None)
 
     def close(self) -> None:
         for store in self.stores:
@@ -271,6 +284,10 @@ class Joined:
             "; ".join(place.key for place in (from_files or places).values()),
         )
 
+    def find(self, key: str) -> int | None:
+        found = (_position(find_key(part.store, key), part.rows) for part in self.parts.values())
+        return next((row for row in found if row is not None), None)
+
     def close(self) -> None:
         for part in self.parts.values():
             part.store.close()
@@ -299,6 +316,16 @@ class Joined:
             return Part(select_part(each.store, each.names[field], part), each.rows, each.names)
 
         return Joined({name: inside(each) for name, each in self.parts.items()})
+
+
+def _position(row: int | None, rows: range | np.ndarray | None) -> int | None:
+    """Where a row of the store below first comes among ``rows``; None stands for no row, and for all of them."""
+    if row is None or rows is None:
+        return row
+    if isinstance(rows, range):
+        return rows.index(row) if row in rows else None
+    places = np.flatnonzero(rows == row)
+    return int(places[0]) if len(places) else None
 
 
 def _check_same_fields(one: Store, other: Store, number: int) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 
@@ -17,16 +17,22 @@ from penstock import index
 from penstock.braces import expand_braces
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
-from penstock.fileio import MAX_OPEN_FILES, Files
+from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
 from penstock.mapped import Mapped, Transform
+from penstock.members import Decoders, Wanted, named
+from penstock.pictures import MAX_PIXELS, Fit
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
-from penstock.store import Store
+from penstock.store import Store, find_key
+from penstock.urls import is_remote
 from penstock.within import within
 from penstock.wrap import Permuted, cast_fields, select_part
+
+if TYPE_CHECKING:
+    from penstock.remote import RemoteOptions
 
 Path = str | os.PathLike[str]
 Index = int | np.integer | slice | Sequence[int] | np.ndarray
@@ -77,7 +83,14 @@ class Dataset:
     def __len__(self) -> int:
         return len(self._delivered)
 
-    def __getitem__(self, index: Index) -> Sample:
+    @property
+    def keys(self) -> "Keys":
+        """What the samples are called: ``ds.keys[7]``, ``ds.keys.find("000007")``."""
+        return Keys(self)
+
+    def __getitem__(self, index: Index | str) -> Sample:
+        if isinstance(index, str):
+            index = self.keys.find(index)
         if isinstance(index, int | np.integer):
             rows = self._rows([int(index)])
             return {name: values[0] for name, values in self._fetch(rows).items()}
@@ -108,7 +121,7 @@ class Dataset:
 
         Only what holds wanted elements is read and decoded, where the format lets it.
         """
-        spec = self._known(field)
+        spec = self._numbers(field, "select_within")
         if field in self.axes:
             raise ConfigError(f"select_within({field!r}, …): its axes were permuted; select first, then permute")
         try:
@@ -154,7 +167,7 @@ class Dataset:
         self, field: str, dtype: Any, scale: float = 1.0, offset: float = 0.0, *, divisor: float = 1.0
     ) -> "Dataset":
         """Deliver ``field`` as ``value.astype(dtype) / divisor * scale + offset``."""
-        self._known(field)
+        self._numbers(field, "cast")
         try:
             wanted = Cast(np.dtype(dtype), float(scale), float(offset), float(divisor))
         except (TypeError, ValueError) as error:
@@ -205,10 +218,10 @@ class Dataset:
         """Another dataset made of this one."""
         return Dataset(store, casts, self.left_out, self.axes)
 
-    def _fetch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def _fetch(self, rows: np.ndarray) -> dict[str, Any]:
         out = {name: spec.empty(len(rows)) for name, spec in self.fields.items()}
         self._delivered.read_into(rows, np.arange(len(rows)), out)
-        return out
+        return {name: list(values) if values.dtype.hasobject else values for name, values in out.items()}
 
     def _rows(self, index: Any) -> np.ndarray:
         """Any way of naming rows -> row numbers from 0, negative ones counted from the end."""
@@ -234,6 +247,12 @@ class Dataset:
             raise ConfigError(f"no field {field!r}: the dataset has {', '.join(map(repr, self.fields))}")
         return self.fields[field]
 
+    def _numbers(self, field: str, verb: str) -> FieldSpec:
+        spec = self._known(field)
+        if spec.is_list:
+            raise ConfigError(f"{verb}({field!r}, …): the field holds {spec.holds}, a list in each batch, no numbers")
+        return spec
+
 
 def open(
     path: Path | Iterable[Path],
@@ -245,9 +264,17 @@ def open(
     swmr: bool = False,
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
+    cache_dir: Path | None = None,
+    cache_bytes: int | str | None = None,
+    remote: "RemoteOptions | None" = None,
+    size: int | tuple[int, int] | None = None,
+    fit: Fit = "resize",
+    max_pixels: int = MAX_PIXELS,
+    decoders: Decoders | None = None,
 ) -> Dataset:
     """Open files, or folders such as ``x.zarr``, as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or
-    ``"train-{000..017}.tar"``, or a list of them.
+    ``"train-{000..017}.tar"``, or a list of them. They may lie on other machines: ``"https://…/train-{000..017}.tar"``,
+    ``"s3://bucket/*.h5"``.
 
     Several files follow each other as given; the files of a pattern in natural order (session 2 before session 10).
 
@@ -260,13 +287,30 @@ def open(
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the
                      user's cache folder (or $PENSTOCK_CACHE)
+    cache_dir:       a folder for whole copies of files on other machines, shared by all processes that name it; None
+                     reads ranges over the network
+    cache_bytes:     how much that folder may hold ("200GB"); None for as much as the disk does
+    remote:          how patient to be with servers: ``penstock.remote.RemoteOptions``
+    size:            bring pictures of any size to this one: (height, width), or one number for both
+    fit:             how: "resize" stretches, "cover" scales and cuts off what stands out, "crop" cuts out the middle
+    max_pixels:      pictures that declare more are refused before they are decoded
+    decoders:        your own by extension or field, where samples are files: ``{"pfm": read_pfm}``, a function of the
+                     bytes. What makes arrays of one shape gives arrays, anything else lists. Or by name: "bytes",
+                     "text", "json", "array" (npy of any shape) or "arrays" (npz), which give lists
     """
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r}: expected a tuple of names, such as ({fields!r},)")
     check_on_error(on_error)
     folder = None if index_dir is False else index.default_folder() if index_dir is None else os.fspath(index_dir)
     options = OpenOptions(
-        None if fields is None else tuple(fields), allow_fill, Files(max_open_files), row_axis, swmr, on_error, folder
+        None if fields is None else tuple(fields),
+        allow_fill,
+        remote_files(cache_dir, cache_bytes, remote, max_open=max_open_files),
+        row_axis,
+        swmr,
+        on_error,
+        folder,
+        _wanted(size, fit, max_pixels, decoders),
     )
     return _Opened(path if isinstance(path, str | os.PathLike) else tuple(path), options)
 
@@ -288,12 +332,43 @@ def open_raw(
     row, files = raw.row_spec(dtype, shape), Files(max_open_files)
     if not isinstance(offset, int) or offset < 0:
         raise ConfigError(f"offset={offset!r}: expected a number of bytes, 0 or more")
-    paths = _paths(path if isinstance(path, str | os.PathLike) else tuple(path))
+    paths = _paths(path if isinstance(path, str | os.PathLike) else tuple(path), files)
     stores = [raw.open_file(each, field, row, offset, files) for each in paths]
     store = stores[0] if len(stores) == 1 else Concat(stores)
     if len(store) == 0:
         raise ConfigError(f"no samples in {paths[0] if len(paths) == 1 else f'any of {len(paths)} files'}")
     return Dataset(store)
+
+
+class Keys(Sequence[str]):
+    """Names of samples, made as they are asked for. Where a format gives none, they are places: ``betas[12]``."""
+
+    def __init__(self, ds: Dataset) -> None:
+        self._ds = ds
+
+    def __len__(self) -> int:
+        return len(self._ds)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self._ds.origin(row).key for row in range(*index.indices(len(self)))]
+        return self._ds.origin(index).key
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and find_key(self._ds.delivered, key) is not None
+
+    def find(self, key: str) -> int:
+        """The row of a sample, by its name."""
+        row = find_key(self._ds.delivered, key)
+        if row is None:
+            length = len(self)
+            some = f"they are called {self[0]!r} to {self[length - 1]!r}" if length else "there are none"
+            raise Missing(f"no sample {key!r} among {length:,}: {some}")
+        return row
 
 
 class _Opened(Dataset):
@@ -302,11 +377,11 @@ class _Opened(Dataset):
     def __init__(self, path: Path | Sequence[Path], options: OpenOptions) -> None:
         self._path, self._options = path, options
         left_out: list[DataError | SourceError] = []
-        paths = _paths(path, left_out if options.on_error == "skip" else None)
+        paths = _paths(path, options.files, left_out if options.on_error == "skip" else None)
         stores = []
         for each in paths:
             try:
-                stores.append(format_of(each).open(each, options))
+                stores.append(format_of(each, options.files).open(each, options))
             except (DataError, SourceError) as error:
                 if options.on_error == "raise":
                     raise
@@ -320,6 +395,23 @@ class _Opened(Dataset):
 
     def refresh(self) -> Dataset:
         return _Opened(self._path, self._options)
+
+
+def _wanted(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> Wanted:
+    sides = [size, size] if isinstance(size, int) else size
+    if sides is not None and not (
+        isinstance(sides, tuple | list) and len(sides) == 2 and all(isinstance(s, int) and s > 0 for s in sides)
+    ):
+        raise ConfigError(f"size={size!r}: expected (height, width), or one number for both")
+    if fit not in get_args(Fit):
+        raise ConfigError(f"fit={fit!r}: expected one of {', '.join(map(repr, get_args(Fit)))}")
+    for name, decoder in (decoders or {}).items():
+        if isinstance(decoder, str):
+            named(decoder)
+        elif not callable(decoder):
+            raise ConfigError(f"decoders: {name!r}: expected a function of the bytes, or a name; got {decoder!r}")
+    wanted_size = None if sides is None else (sides[0], sides[1])
+    return Wanted(wanted_size, fit, max_pixels, {name.lstrip("."): each for name, each in (decoders or {}).items()})
 
 
 def check_on_error(on_error: str) -> None:
@@ -373,13 +465,15 @@ def _join_rows(label: str, dataset: Dataset, rows: Any) -> np.ndarray:
         raise type(error)(f"join: {label}: {error}") from None
 
 
-def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] | None = None) -> list[str]:
+def _paths(
+    path: Path | Iterable[Path], files: Files, left_out: list[DataError | SourceError] | None = None
+) -> list[str]:
     """The files that are meant; those that are not there go to ``left_out``, if there is one."""
     if not isinstance(path, str | os.PathLike):
         found = []
         for one in path:
             try:
-                found += _paths(one)
+                found += _paths(one, files)
             except Missing as error:
                 if left_out is None:
                     raise
@@ -388,6 +482,8 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
             raise Missing("no files: the list of paths is empty")
         return found
     name = os.fspath(path)
+    if is_remote(name):
+        return _addresses(name, files)
     if os.path.isfile(name):
         return [name]
     if os.path.isdir(name):
@@ -398,7 +494,7 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
             )
         return [name]
     if "{" in name and (expanded := _expanded(name)) != [name]:
-        return _paths(expanded, left_out)
+        return _paths(expanded, files, left_out)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)
@@ -409,6 +505,16 @@ def _paths(path: Path | Iterable[Path], left_out: list[DataError | SourceError] 
 
 def _can_be_opened(name: str) -> bool:
     return os.path.isfile(name) or (os.path.isdir(name) and folder_format(name) is not None)
+
+
+def _addresses(pattern: str, files: Files) -> list[str]:
+    """Files on other machines, by what may be shown of their addresses."""
+    found: list[str] = []
+    for each in _expanded(pattern):
+        # What follows a question mark in an address of the web is no pattern.
+        starred = glob.has_magic(each.replace("?", "")) if each.startswith("s3://") else "*" in each.partition("?")[0]
+        found += sorted(files.remote.listed(each), key=_natural) if starred else [each]
+    return [files.remote.admit(each) for each in found]
 
 
 def _expanded(name: str) -> list[str]:

@@ -3,7 +3,6 @@
 A format's parser makes these; one shared reader serves them all. Nothing here opens a file.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -13,6 +12,7 @@ import numpy as np
 
 from penstock.errors import Truncated
 from penstock.spec import FieldSpec
+from penstock.texts import Texts
 
 CodecId = tuple[str, int]
 """A codec's name and its one parameter (the element width of a shuffle; else 0), as written into an index."""
@@ -28,6 +28,8 @@ class FileId:
     inode: int
     growing: bool = False
     """Still being written: it may become longer, and what was there stays."""
+    etag: str = ""
+    """What a server calls this version of a file that is not on this machine."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ class Members(Array):
     offsets: np.ndarray
     """-1 where a sample lacks it."""
     lengths: np.ndarray
-    keys: Sequence[str]
+    keys: Texts
     """What the samples are called."""
     kind: Any
     """How the bytes become an element: one of ``penstock.members``."""
@@ -244,6 +246,13 @@ class Members(Array):
     @cached_property
     def longest(self) -> int:
         return int(self.lengths.max(initial=0))
+
+    @cached_property
+    def spec(self) -> FieldSpec:
+        if not self.stored.hasobject:
+            return FieldSpec(self.stored, self.shape)
+        values = self.kind.values
+        return FieldSpec(self.stored, self.shape, values.name, values.most_bytes(self.longest))
 
     def place(self, row: int) -> str:
         """``000012.jpg``."""

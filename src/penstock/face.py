@@ -52,7 +52,8 @@ class NumpyFace:
         return cast_fields(store, casts)
 
     def start(self, arrays: Arrays) -> HandOver:
-        return lambda: arrays
+        listed = {name: list(array) if array.dtype.hasobject else array for name, array in arrays.items()}
+        return lambda: listed
 
     def permute(self, values: Any, axes: tuple[int, ...]) -> Any:
         return values.transpose(axes)

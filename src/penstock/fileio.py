@@ -9,9 +9,13 @@ Rules:
 3. Handles are never shared across a fork: the child closes what it inherited and opens its own.
 4. A file is identified when it is parsed and checked when it is lent. Another size or time is an error, not other data.
    Files that nobody looked at before, one of a million chunks each, are opened for one loan: they may be absent.
+5. A file on another machine is read in ranges; with a cache, from its copy there, which is open only while it is lent,
+   so that the cache can make room. Where a cache cannot hold all files that were opened, the first that fit have
+   copies and the others are read in ranges: they would push each other out with every read. None is ever mapped.
 """
 
 import ctypes
+import hashlib
 import mmap
 import os
 import sys
@@ -19,20 +23,34 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from penstock import tally
-from penstock.errors import Changed, ConfigError, Missing, Truncated, Unavailable
+from penstock.errors import Changed, ConfigError, Corrupt, Missing, Truncated, Unavailable
 from penstock.extents import FileId
+from penstock.filecache import PATIENCE_S, FileCache
+from penstock.sizes import KiB, MiB, parse_size
+from penstock.urls import is_remote
+
+if TYPE_CHECKING:  # what speaks to servers takes a while to import, and is imported when it is needed
+    from penstock.remote import Body, Head, Remote, RemoteOptions
 
 # Enough for a handle a session and a thread, far below any system's limit of 256 (macOS) or 1024 (Linux).
 MAX_OPEN_FILES = 64
 
 # How long a look at a file's size and time holds good. Looking costs microseconds, and a switch of threads.
 CHECK_EVERY_S = 0.02
+
+# What tells a file's format.
+HEAD_BYTES = 512
+
+# Pieces in which a file is fetched into the cache.
+FETCH_BYTES = 1 * MiB
+BUFFER_BYTES = 256 * KiB
 
 _BINARY = getattr(os, "O_BINARY", 0)
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
@@ -52,6 +70,14 @@ def identify(path: str, *, growing: bool = False) -> FileId:
     except OSError as error:
         raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
     return FileId(path, found.st_size, found.st_mtime_ns, found.st_ino, growing)
+
+
+def _beginning(path: str, count: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
 
 
 NOT_SEEN = -1
@@ -78,12 +104,22 @@ def check_unchanged(file: FileId) -> None:
 class Files:
     """Open files, lent to whoever reads."""
 
-    def __init__(self, max_open: int = MAX_OPEN_FILES) -> None:
+    def __init__(
+        self,
+        max_open: int = MAX_OPEN_FILES,
+        remote: "Remote | None" = None,
+        cache: FileCache | None = None,
+        known: "Mapping[str, Head] | None" = None,
+    ) -> None:
         if not isinstance(max_open, int) or max_open < 0:
             raise ConfigError(
                 f"max_open_files={max_open!r}: expected a whole number, 0 (open for each request) or more"
             )
         self.max_open = max_open
+        self._remote, self.cache = remote, cache
+        self._known: dict[str, Head] = dict(known or {})
+        """Files on other machines, as they were when they were identified last."""
+        self._just_asked: set[str] = set()
         self._reset()
         _EVERY_FILES.add(self)
 
@@ -92,8 +128,64 @@ class Files:
         self._passing: set[Handle] = set()  # open for one loan
         self._changed = threading.Condition()
 
-    def __reduce__(self) -> tuple[type, tuple[int]]:
-        return type(self), (self.max_open,)
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.max_open, self._remote, self.cache, self._known)
+
+    @property
+    def remote(self) -> "Remote":
+        """What reads files on other machines."""
+        if self._remote is None:
+            from penstock.remote import Remote
+
+            self._remote = Remote()
+        return self._remote
+
+    def identify(self, path: str, *, growing: bool = False) -> FileId:
+        """The file as it is now; ``path`` may be an address that was admitted."""
+        if not is_remote(path):
+            return identify(path, growing=growing)
+        if path in self._just_asked:
+            self._just_asked.discard(path)
+        else:
+            self._known[path] = self.remote.head(path)
+        head = self._known[path]
+        if not head.in_parts and self.cache is None:
+            raise Unavailable(
+                f"{path}: the server cannot send parts of files, so single samples cannot be read from there. Pass "
+                f"cache_dir= to fetch files whole, once; or read in order with penstock.webdataset"
+            )
+        return head.file
+
+    def first_bytes(self, path: str) -> bytes:
+        """What tells a file's format; fewer bytes if it is shorter."""
+        if is_remote(path):  # the same request identifies it, and that is what comes next
+            self._known[path] = self.remote.head(path)
+            self._just_asked.add(path)
+            return self._known[path].first
+        return _beginning(path, HEAD_BYTES)
+
+    def head_of(self, file: FileId, count: int) -> bytes:
+        """The first bytes of a file while it is parsed; fewer if it is shorter. No handle of it is kept."""
+        if not is_remote(file.path):
+            return _beginning(file.path, count)
+        head = np.empty(min(count, file.size), np.uint8)
+        with self.lend(file) as handle:
+            handle.read_into(0, head)
+        return head.tobytes()
+
+    def is_far(self, file: FileId) -> bool:
+        """Whether each read of it is a journey, so that many at a time pay."""
+        return is_remote(file.path) and not self._keeps(file)
+
+    def _keeps(self, file: FileId) -> bool:
+        """Whether there is to be a copy of a file in the cache."""
+        if self.cache is None:
+            return False
+        limit = self.cache.limit_bytes
+        if limit is None or sum(head.file.size for head in self._known.values()) <= limit or self.cache.has(file):
+            return True
+        head = self._known.get(file.path)
+        return head is None or not head.in_parts or file.size > limit  # the last is an error, which tells of the limit
 
     @contextmanager
     def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
@@ -104,7 +196,72 @@ class Files:
         if file.size == NOT_SEEN:
             with self._once(file) as handle:
                 yield handle
+        elif not is_remote(file.path):
+            with self._lend_local(file, mapped) as handle:
+                yield handle
+        elif self.cache is None or not self._keeps(file):
+            yield RemoteHandle(file, self.remote)
+        else:
+            with self.cache.lent(file, lambda descriptor: self._fetch(file, descriptor)) as descriptor:
+                yield CachedHandle(file, descriptor)
+
+    @contextmanager
+    def lend_in_order(self, file: FileId) -> Iterator["Handle"]:
+        """A handle for reads that go ahead through the file: one long request where it is far away."""
+        if not self.is_far(file):
+            with self.lend(file) as handle:
+                yield handle
             return
+        with self.remote.body(file.path, file) as body:
+            yield BodyHandle(file, body)
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator["Body | BinaryIO"]:
+        """All bytes of a file on another machine, in order; from its copy, where there is a cache."""
+        file = self.copied(path)
+        if file is None:
+            with self.remote.body(path) as body:
+                yield body
+            return
+        with self.lend(file) as handle, open(os.dup(handle.descriptor), "rb", buffering=BUFFER_BYTES) as copy:
+            os.lseek(handle.descriptor, 0, os.SEEK_SET)
+            yield copy
+
+    def copied(self, path: str) -> FileId | None:
+        """A file on another machine of which a copy is kept here; None where there is no cache, no room in it, or no
+        telling how long the file is.
+        """
+        from penstock.remote import NoLength
+
+        if self.cache is None:
+            return None
+        try:
+            file = self.identify(path)
+        except NoLength:
+            return None
+        return file if self._keeps(file) else None
+
+    def _fetch(self, file: FileId, descriptor: int) -> None:
+        """Write a file from another machine to an open one, and compare its checksum where the server gives one."""
+        from penstock.remote import digest_of
+
+        piece = memoryview(bytearray(min(FETCH_BYTES, max(1, file.size))))
+        sums = {name: hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha256")}
+        with self.remote.body(file.path, file) as body:
+            told = None
+            while got := body.readinto(piece):
+                told = digest_of(file.path, body.headers)
+                if told is not None:
+                    sums[told[0]].update(piece[:got])
+                _write(descriptor, piece[:got])
+        if told is not None and sums[told[0]].digest() != told[1]:
+            raise Corrupt(
+                f"{file.path}: what came is not what the server says it sent: {told[0]} {sums[told[0]].hexdigest()} "
+                f"instead of {told[1].hex()}. It is not kept; try again"
+            )
+
+    @contextmanager
+    def _lend_local(self, file: FileId, mapped: bool) -> Iterator["Handle"]:
         handle = self._take(file, mapped)
         try:
             handle.check()
@@ -127,6 +284,8 @@ class Files:
             for key in [key for key, handle in self._open.items() if handle.users == 0 and handle.descriptor >= 0]:
                 self._close(*key)
             self._changed.notify_all()
+        if self._remote is not None:
+            self._remote.close()
 
     def _take(self, file: FileId, mapped: bool) -> "Handle":
         with self._changed:
@@ -152,13 +311,22 @@ class Files:
     @contextmanager
     def _once(self, file: FileId) -> Iterator["Handle"]:
         """A file opened for this loan alone, without holding up others while it is opened."""
-        handle = Handle(file, mapped=False, later=True)
+        if is_remote(file.path):
+            try:
+                seen = self.remote.head(file.path).file
+            except Missing:
+                yield PassingHandle(file)
+                return
+            with self.lend(seen) as handle:
+                yield handle
+            return
+        handle = PassingHandle(file)
         with self._changed:
             while not self._has_room():
                 pass
             self._passing.add(handle)
         try:
-            handle.open()
+            handle.look()
             yield handle
         finally:
             handle.close()
@@ -178,21 +346,45 @@ class Files:
         self._open.pop((file, mapped)).close()
 
 
+def remote_files(
+    cache_dir: str | os.PathLike[str] | None,
+    cache_bytes: int | str | None,
+    options: "RemoteOptions | None",
+    max_open: int = MAX_OPEN_FILES,
+) -> Files:
+    """Files that may lie on other machines, as the caller of ``open`` wants them read."""
+    remote, patience_s = None, PATIENCE_S
+    if options is not None:
+        from penstock.remote import Remote
+
+        remote, patience_s = Remote(options), options.deadline_s
+    if cache_dir is None:
+        if cache_bytes is not None:
+            raise ConfigError(f"cache_bytes={cache_bytes!r} without cache_dir=: name the folder that it limits")
+        return Files(max_open, remote)
+    limit = None if cache_bytes is None else parse_size(cache_bytes, argument="cache_bytes")
+    return Files(max_open, remote, FileCache(os.fspath(cache_dir), limit, patience_s))
+
+
 class Handle:
     """One open descriptor: of a file to read from, or of a mapping in ``bytes``."""
 
-    def __init__(self, file: FileId, mapped: bool, later: bool = False) -> None:
+    def __init__(self, file: FileId, mapped: bool) -> None:
         self.file = file
-        self.size = file.size
-        """Bytes; ``NOT_SEEN`` where there is no file."""
         self.descriptor = -1
         self.users = 0
         self.bytes = np.empty(0, np.uint8)
         self._checked = -CHECK_EVERY_S
         self._seek = threading.Lock()
-        if later:
-            return
-        self.open()
+        try:
+            self.descriptor = os.open(file.path, os.O_RDONLY | _BINARY | _CLOEXEC)
+        except FileNotFoundError:
+            raise Missing(
+                f"{file.path}: the file was there when the dataset was opened, and is gone; restore it, or open the "
+                f"dataset again without it"
+            ) from None
+        except OSError as error:
+            raise Unavailable(f"{file.path}: cannot be opened ({error.strerror})") from error
         if mapped:  # a mapping needs no descriptor any more
             try:
                 self.bytes = _map(self.descriptor, file.size)
@@ -203,22 +395,10 @@ class Handle:
                 os.close(self.descriptor)
                 self.descriptor = -1
 
-    def open(self) -> None:
-        """Open the file; one that was not seen before may be absent."""
-        file = self.file
-        try:
-            self.descriptor = os.open(file.path, os.O_RDONLY | _BINARY | _CLOEXEC)
-            if file.size == NOT_SEEN:
-                self.size = os.fstat(self.descriptor).st_size
-        except (FileNotFoundError, NotADirectoryError):
-            if file.size == NOT_SEEN:
-                return
-            raise Missing(
-                f"{file.path}: the file was there when the dataset was opened, and is gone; restore it, or open the "
-                f"dataset again without it"
-            ) from None
-        except OSError as error:
-            raise Unavailable(f"{file.path}: cannot be opened ({error.strerror})") from error
+    @property
+    def size(self) -> int:
+        """Bytes; ``NOT_SEEN`` where there is no file."""
+        return self.file.size
 
     def check(self) -> None:
         """Refuse a file that was changed or replaced, unless that was looked at a moment ago.
@@ -230,13 +410,25 @@ class Handle:
             check_unchanged(self.file)
             self._checked = now
 
-    def read_into(self, offset: int, target: np.ndarray) -> None:
-        """Fill ``target`` (contiguous) from ``offset`` on; short reads go on, an early end is an error."""
-        view = target.reshape(-1).view(np.uint8).data
+    def read_into(self, offset: int, *targets: np.ndarray) -> None:
+        """Fill ``targets`` (each contiguous) one after another from ``offset`` on; an early end is an error."""
+        views = [target.reshape(-1).view(np.uint8).data for target in targets]
+        tally.mine().bytes_read += sum(map(len, views))
+        self._fill(offset, views)
+
+    def _fill(self, offset: int, views: list[memoryview]) -> None:
+        """Short reads go on."""
+        wanted = sum(map(len, views))
+        if wanted <= _MOST_PER_CALL and self._read_some(views, offset) == wanted:
+            return
+        for view in views:
+            self._read_all(view, offset)
+            offset += len(view)
+
+    def _read_all(self, view: memoryview, offset: int) -> None:
         done, wanted = 0, len(view)
-        tally.mine().bytes_read += wanted
         while done < wanted:
-            got = self._read_some(view[done : done + _MOST_PER_CALL], offset + done)
+            got = self._read_some([view[done : done + _MOST_PER_CALL]], offset + done)
             if got == 0:
                 raise Truncated(
                     f"{self.file.path}: {wanted:,} bytes were expected at offset {offset:,}, but the file ends after "
@@ -244,16 +436,16 @@ class Handle:
                 )
             done += got
 
-    def _read_some(self, view: memoryview, offset: int) -> int:
+    def _read_some(self, views: list[memoryview], offset: int) -> int:
         try:
             if _PREADV:
-                return os.preadv(self.descriptor, [view], offset)
+                return os.preadv(self.descriptor, views, offset)
             with self._seek:
                 os.lseek(self.descriptor, offset, os.SEEK_SET)
-                return _readinto(self.descriptor, view)
+                return _readinto(self.descriptor, views[0])
         except OSError as error:
             raise Unavailable(
-                f"{self.file.path}: reading {len(view):,} bytes at offset {offset:,} failed: "
+                f"{self.file.path}: reading {sum(map(len, views)):,} bytes at offset {offset:,} failed: "
                 f"{error.strerror} (errno {error.errno})"
             ) from error
 
@@ -265,6 +457,92 @@ class Handle:
 
     def __del__(self) -> None:
         self.close()
+
+
+class PassingHandle(Handle):
+    """A file that was not seen before, and may be absent."""
+
+    def __init__(self, file: FileId) -> None:
+        self.file, self.descriptor = file, -1
+        self._seek = threading.Lock()
+
+    def look(self) -> None:
+        """Open the file, if it is there."""
+        path = self.file.path
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | _BINARY | _CLOEXEC)
+            found = os.fstat(self.descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise Unavailable(f"{path}: cannot be opened ({error.strerror})") from error
+        self.file = FileId(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+class CachedHandle(Handle):
+    """A copy in the cache, whose descriptor is the cache's to close."""
+
+    def __init__(self, file: FileId, descriptor: int) -> None:
+        self.file, self.descriptor = file, descriptor
+        self._seek = threading.Lock()
+
+    def check(self) -> None:
+        """A copy does not change."""
+
+    def close(self) -> None:
+        """The cache's to do."""
+
+
+class RemoteHandle(Handle):
+    """A file on another machine, read in ranges."""
+
+    def __init__(self, file: FileId, remote: "Remote") -> None:
+        self.file, self._remote = file, remote
+
+    def check(self) -> None:
+        """Every answer tells whether it is the same file."""
+
+    def _fill(self, offset: int, views: list[memoryview]) -> None:
+        _check_inside(self.file, offset, views)
+        self._remote.read_into(self.file, offset, views)
+
+    def close(self) -> None:
+        """Connections are shared."""
+
+
+class BodyHandle(Handle):
+    """A file on another machine, read from beginning to end."""
+
+    def __init__(self, file: FileId, body: "Body") -> None:
+        self.file, self._body = file, body
+
+    def check(self) -> None:
+        """Every answer tells whether it is the same file."""
+
+    def _fill(self, offset: int, views: list[memoryview]) -> None:
+        _check_inside(self.file, offset, views)
+        if offset != self._body.at:
+            self._body.move(offset)
+        for view in views:
+            for begin in range(0, len(view), FETCH_BYTES):
+                self._body.readinto(view[begin : begin + FETCH_BYTES])
+
+    def close(self) -> None:
+        """The lender's to do."""
+
+
+def _check_inside(file: FileId, offset: int, views: list[memoryview]) -> None:
+    wanted = sum(map(len, views))
+    if offset + wanted > file.size:
+        raise Truncated(
+            f"{file.path}: {wanted:,} bytes were expected at offset {offset:,}, but the file ends after "
+            f"{max(0, file.size - offset):,} of them"
+        )
+
+
+def _write(descriptor: int, view: memoryview) -> None:
+    while len(view):
+        view = view[os.write(descriptor, view) :]
 
 
 def map_file(path: str) -> np.ndarray:
@@ -309,6 +587,8 @@ def _after_fork_in_child() -> None:
     for files in list(_EVERY_FILES):
         inherited = [*files._open.values(), *files._passing]
         files._reset()
+        if files._remote is not None:
+            files._remote.after_fork()
         for handle in inherited:
             handle.close()
 

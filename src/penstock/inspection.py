@@ -10,6 +10,7 @@ from penstock.dataset import Dataset, open
 from penstock.sizes import format_size
 from penstock.spec import ReadPath
 from penstock.store import Explained, Store
+from penstock.urls import is_remote
 from penstock.wrap import Wrapper
 
 # Below this, a plan says how the shuffle could be better.
@@ -33,7 +34,7 @@ class Inspection:
             lines += [
                 f"{path.field}: {path.spec}, {format_size(raw)} in all{ratio}",
                 f"  stored     {path.layout}",
-                f"  read       {path.how}",
+                f"  read       {path.how}{', over the network' if path.far else ''}",
             ]
             if path.amplification > 1.05:
                 lines.append(f"  at random  {path.amplification:,.1f} bytes read for a byte delivered, row by row")
@@ -82,6 +83,7 @@ def _together(paths: Iterable[ReadPath]) -> ReadPath:
         block_rows=max(first.block_rows, *(other.block_rows for other in others)) if others else first.block_rows,
         stored_bytes=first.stored_bytes + sum(other.stored_bytes for other in others),
         missing_chunks=first.missing_chunks + sum(other.missing_chunks for other in others),
+        far=first.far or any(other.far for other in others),
     )
 
 
@@ -92,7 +94,8 @@ def _files(store: Store) -> int:
         return sum(_files(part.store) for part in store.parts.values())
     if isinstance(store, Wrapper):
         return _files(store.store)
-    return 1 if len(store) and os.path.isfile(store.origin(0).url) else 0
+    first = store.origin(0).url if len(store) else ""
+    return 1 if is_remote(first) or os.path.isfile(first) else 0
 
 
 def advice(paths: Sequence[ReadPath], *, in_blocks: bool, window_rows: int, quality: float | None) -> list[str]:

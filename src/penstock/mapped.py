@@ -48,7 +48,7 @@ class Mapped(Wrapper):
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         if len(rows) == 0:
             return
-        size = sum(aligned(len(rows) * spec.row_bytes) for spec in self.store.fields.values())
+        size = sum(aligned(len(rows) * spec.row_bytes) for spec in self.store.fields.values() if not spec.is_list)
         with borrow(size) as scratch:
             made = self._call(self._inputs(rows, scratch), rows)
             for name, target in out.items():
@@ -57,6 +57,9 @@ class Mapped(Wrapper):
     def _inputs(self, rows: np.ndarray, scratch: np.ndarray) -> dict[str, np.ndarray]:
         inputs, begin = {}, 0
         for name, spec in self.store.fields.items():
+            if spec.is_list:
+                inputs[name] = spec.empty(len(rows))
+                continue
             size = len(rows) * spec.row_bytes
             inputs[name] = scratch[begin : begin + size].view(spec.dtype).reshape(len(rows), *spec.shape)
             begin += aligned(size)
@@ -105,9 +108,14 @@ class Mapped(Wrapper):
                     f"map: {self._name()} was given {rows} rows and returned {name!r} of shape {values.shape}: "
                     f"the first axis must be the rows"
                 )
-            if values.dtype.hasobject:
-                raise TransformFailed(f"map: {self._name()} returned {name!r} as Python objects; return numbers")
-        fields = {name: FieldSpec(values.dtype, values.shape[1:]) for name, values in made.items()}
+        passed_on = {id(inputs[name]): spec for name, spec in self.store.fields.items() if spec.is_list}
+        fields = {}
+        for name, values in made.items():
+            if values.dtype.hasobject and id(values) not in passed_on:
+                raise TransformFailed(
+                    f"map: {self._name()} returned {name!r} as Python objects; return numbers, or what it was given"
+                )
+            fields[name] = passed_on.get(id(values)) or FieldSpec(values.dtype, values.shape[1:])
         most = max(allocated, rows * row_bytes(fields))
         return fields, _rounded_up(int(self.ALLOCATOR_SLACK * most / max(1, rows)))
 

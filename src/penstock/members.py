@@ -1,26 +1,31 @@
 """Files inside an archive, one a sample and field: their bytes -> one element of a batch, into memory the caller owns.
 
-What the first sample holds is what all must hold: another dtype, shape or size is an error that names both.
+What the first sample holds is what all must hold: another dtype, shape or size is an error that names both. Text and
+other things of no fixed size are Python values instead, one a sample.
 """
 
 import io
 import re
 import struct
 import tokenize
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from penstock import pictures, tally
+from penstock import pictures, tally, values
 from penstock.codecs import convert, convert_piece, convert_scratch_bytes
-from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch, Unsafe
+from penstock.errors import ConfigError, Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch, Unsafe
 from penstock.extents import Members
 from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.picture_headers import read_header
+from penstock.pictures import MAX_PIXELS, Fit
 from penstock.spec import Cast, FieldSpec
+from penstock.values import Values
 from penstock.within import Box, Within
 
 NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
@@ -43,11 +48,34 @@ BAD_NPY_HEADER = (
 
 _WHOLE_NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 
-_UINT8, _INT64 = np.dtype(np.uint8), np.dtype(np.int64)
+_UINT8, _INT64, _OBJECT = np.dtype(np.uint8), np.dtype(np.int64), np.dtype(object)
+
+Decoders = Mapping[str, str | Callable[[bytes], Any]]
+"""The caller's own, by field or extension: a function of the bytes, or the name of one in ``penstock.values``."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the caller of ``open`` asked of members."""
+
+    size: tuple[int, int] | None = None
+    """Height and width that pictures are brought to."""
+    fit: Fit = "resize"
+    max_pixels: int = MAX_PIXELS
+    decoders: Decoders = field(default_factory=dict)
+
+    def decoder(self, name: str) -> str | Callable[[bytes], Any] | None:
+        """The caller's own for a field: of its whole name, or of the longest of its extensions that has one."""
+        while name not in self.decoders:
+            _, dot, name = name.partition(".")
+            if not dot:
+                return None
+        return self.decoders[name]
 
 
 # A kind of member knows its ``dtype`` and ``shape``; ``scratch_bytes(longest)``, what reading one borrows; and
-# ``read(handle, offset, length, goal)``, which puts one into ``goal``, an array of that dtype and shape.
+# ``read(handle, offset, length, goal)``, which puts one into ``goal``, an array of that dtype and shape. ``Value`` has
+# ``value(handle, offset, length)`` in its place.
 
 
 @dataclass(frozen=True)
@@ -88,12 +116,11 @@ class Npy:
 
     def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
         with borrow(len(self.head)) as head:
-            if length >= len(self.head):
-                handle.read_into(offset, head)
-            begin = len(self.head)
-            if length != begin + self.bytes or head.tobytes() != self.head:
-                begin = self._other_head(handle, offset, length)
-            handle.read_into(offset + begin, goal)
+            if length == len(self.head) + self.bytes:
+                handle.read_into(offset, head, goal)
+                if head.tobytes() == self.head:
+                    return
+            handle.read_into(offset + self._other_head(handle, offset, length), goal)
 
     def _other_head(self, handle: Handle, offset: int, length: int) -> int:
         """The same array may stand behind a header of another version or padding; anything else is an error."""
@@ -120,33 +147,40 @@ class Picture:
 
     shape: tuple[int, ...]
     dtype: np.dtype = _UINT8
+    fit: Fit | None = None
+    """How pictures of other sizes are brought to this one; None refuses them."""
+    largest: int = 0
+    """Pixels of the largest before it is fitted."""
 
     @classmethod
-    def of(cls, data: bytes) -> "Picture":
+    def of(cls, data: bytes, max_pixels: int) -> "Picture":
         """From a whole member."""
-        header = pictures.checked_header(data)
+        header = pictures.checked_header(data, max_pixels)
         if header is not None:
             return cls((header.height, header.width, 3))
-        return cls(pictures.decode(data).shape)
+        return cls(pictures.decode(data, max_pixels=max_pixels).shape)
 
     @property
     def pixels(self) -> int:
         return self.shape[0] * self.shape[1]
 
     def scratch_bytes(self, longest: int) -> int:
-        return 2 * aligned(longest) + aligned(PIXEL_BYTES * self.pixels)
+        fitted = 2 * aligned(self.pixels * 4) if self.fit else 0
+        return 2 * aligned(longest) + aligned(PIXEL_BYTES * max(self.pixels, self.largest)) + fitted
 
     def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
-        with borrow(length) as scratch:
-            handle.read_into(offset, scratch)
-            data = scratch.tobytes()
+        data = _whole(handle, offset, length)
         header = read_header(data)
-        if header is not None and (header.height, header.width, 3) != self.shape:
+        same_size = header is not None and (header.height, header.width, 3) == self.shape
+        if self.fit is not None and not same_size:
+            pictures.fit(pictures.decode(data, max_pixels=self.largest, header=header), self.fit, goal)
+            return
+        if header is not None and not same_size:
             raise SchemaMismatch(
                 f"is {header.height} x {header.width}, but the first sample's is {self.shape[0]} x {self.shape[1]}: "
-                f"pictures that are read into batches must have one size"
+                f"pictures in a batch have one size; bring all to one with size=(height, width)"
             )
-        pictures.decode(data, max_pixels=self.pixels, out=goal)
+        pictures.decode(data, max_pixels=self.pixels, out=goal, header=header)
 
 
 @dataclass(frozen=True)
@@ -162,9 +196,7 @@ class Number:
     def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
         if length > NUMBER_BYTES:
             raise DecodeFailed(f"{length:,} bytes of text; expected a whole number")
-        with borrow(length) as scratch:
-            handle.read_into(offset, scratch)
-            text = scratch.tobytes()
+        text = _whole(handle, offset, length)
         if not _WHOLE_NUMBER.fullmatch(text):
             raise DecodeFailed(f"{text[:40]!r} is not a whole number")
         try:
@@ -173,23 +205,137 @@ class Number:
             raise DecodeFailed(f"{text[:40]!r} does not fit 64 bits") from None
 
 
-Kind = Npy | Picture | Number
+@dataclass(frozen=True)
+class Decoded:
+    """An array that a function of the caller's makes, always of one dtype and shape."""
+
+    function: Callable[[bytes], Any]
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    def scratch_bytes(self, longest: int) -> int:
+        return 2 * aligned(longest) + 3 * aligned(self.dtype.itemsize * prod(self.shape))
+
+    def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
+        made = np.asarray(_called(self.function, _whole(handle, offset, length)))
+        if (made.dtype, made.shape) != (self.dtype, self.shape):
+            raise SchemaMismatch(
+                f"{_name(self.function)} made {made.dtype} of shape {made.shape} of it, but {self.dtype} of shape "
+                f"{self.shape} of the first sample's"
+            )
+        np.copyto(goal, made)
 
 
-def kind_of(field: str, first: bytes) -> Kind:
-    """How members of a field that ``is_known`` are read, from its name and the first sample's bytes."""
-    extension = field.rsplit(".", 1)[-1]
+@dataclass(frozen=True)
+class Value:
+    """A Python value of any size."""
+
+    values: Values
+    dtype: np.dtype = _OBJECT
+    shape: tuple[int, ...] = ()
+
+    def scratch_bytes(self, longest: int) -> int:
+        return 2 * aligned(longest)
+
+    def value(self, handle: Handle, offset: int, length: int) -> Any:
+        return self.values.decode(_whole(handle, offset, length))
+
+
+Kind = Npy | Picture | Number | Decoded | Value
+
+
+def kind_of(name: str, first: bytes, wanted: Wanted | None = None) -> Kind:
+    """How members of a field are read, from its name and the first sample's bytes."""
+    wanted = wanted or Wanted()
+    decoder = wanted.decoder(name)
+    extension = name.rsplit(".", 1)[-1]
+    if isinstance(decoder, str):
+        return Value(named(decoder))
+    if decoder is not None:
+        return _made_by(decoder, first)
     if extension == "npy":
         array = Npy.of(first[:HEAD_BYTES])
         array.check(len(first))
         return array
-    return Picture.of(first) if extension in pictures.EXTENSIONS else Number()
+    if extension in pictures.EXTENSIONS:
+        return Picture.of(first, wanted.max_pixels)
+    if extension in NUMBERS:
+        return Number()
+    if extension in values.PICKLED:
+        raise Unsafe(
+            f"{name!r} is pickled, and reading it would run what it says; for its bytes as they are, pass "
+            f'decoders={{{extension!r}: "bytes"}}'
+        )
+    return Value(values.BY_EXTENSION.get(extension, values.BYTES))
 
 
-def is_known(field: str) -> bool:
-    """Whether members of this name are arrays, pictures or numbers."""
-    extension = field.rsplit(".", 1)[-1]
-    return extension == "npy" or extension in pictures.EXTENSIONS or extension in NUMBERS
+def named(decoder: str) -> Values:
+    """One of ``penstock.values``."""
+    if decoder not in values.NAMED:
+        known = ", ".join(map(repr, values.NAMED))
+        raise ConfigError(f"decoders: no decoder {decoder!r}; expected a function, or one of {known}")
+    return values.NAMED[decoder]
+
+
+def is_known(name: str, wanted: Wanted | None = None) -> bool:
+    """Whether it is known what members of this name hold, so that they are read unless fields are chosen."""
+    extension = name.rsplit(".", 1)[-1]
+    return (
+        extension == "npy"
+        or extension in pictures.EXTENSIONS
+        or extension in NUMBERS
+        or extension in values.BY_EXTENSION
+        or (wanted is not None and wanted.decoder(name) is not None)
+    )
+
+
+def is_picture(kind: Kind) -> bool:
+    """Whether it may be fitted to a size."""
+    return isinstance(kind, Picture)
+
+
+# What a function of the caller's may make of a byte, where it makes neither an array nor a number.
+VALUE_GROWTH = 40
+
+
+def _made_by(function: Callable[[bytes], Any], first: bytes) -> Kind:
+    made = _called(function, first)
+    if isinstance(made, str | bytes | Mapping | list | tuple) or made is None:
+        return Value(Values(_name(function), _Calling(function), VALUE_GROWTH))
+    array = np.asarray(made)
+    if array.dtype.kind not in "biufc":
+        return Value(Values(_name(function), _Calling(function), VALUE_GROWTH))
+    return Decoded(function, array.dtype, array.shape)
+
+
+@dataclass(frozen=True)
+class _Calling:
+    """A caller's function, whose errors are those of the data."""
+
+    function: Callable[[bytes], Any]
+
+    def __call__(self, data: bytes) -> Any:
+        return _called(self.function, data)
+
+
+def _called(function: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        return function(data)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DecodeFailed(f"the decoder {_name(function)} raised {type(error).__name__}: {error}") from error
+
+
+def _name(function: Callable[[bytes], Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _whole(handle: Handle, offset: int, length: int) -> bytes:
+    """A member's bytes."""
+    with borrow(length) as scratch:
+        handle.read_into(offset, scratch)
+        return scratch.tobytes()
 
 
 class MemberReader:
@@ -198,8 +344,11 @@ class MemberReader:
     def __init__(self, array: Members, files: Files, cast: Cast | None, part: Within | None) -> None:
         self.array, self.files, self.cast, self.part = array, files, cast, part
         self.kind: Kind = array.kind
-        shape = array.shape if part is None else part.shape
-        self.spec = FieldSpec(cast.dtype if cast else array.stored, shape)
+        self.spec = (
+            array.spec
+            if cast is None and part is None
+            else FieldSpec(cast.dtype if cast else array.stored, array.shape if part is None else part.shape)
+        )
         self.straight = cast is None and part is None
 
     def scratch_bytes(self, rows: int) -> int:
@@ -215,6 +364,9 @@ class MemberReader:
         array = self.array
         with self.files.lend(array.file) as handle:
             for row, place in zip(rows.tolist(), at.tolist(), strict=True):
+                if isinstance(self.kind, Value):
+                    target[place] = self._read_one(handle, row, target)
+                    continue
                 goal = target[place : place + 1].reshape(self.spec.shape)
                 if self.straight:
                     self._read_one(handle, row, goal)
@@ -224,18 +376,22 @@ class MemberReader:
                     self._read_one(handle, row, whole)
                     self._take(whole.reshape(-1), goal.reshape(-1))
 
-    def _read_one(self, handle: Handle, row: int, goal: np.ndarray) -> None:
+    def _read_one(self, handle: Handle, row: int, goal: np.ndarray) -> Any:
+        """Put a member into ``goal``, or return what it says where that is of no fixed size."""
         array = self.array
         offset, length = int(array.offsets[row]), int(array.lengths[row])
         if offset < 0:
             raise Missing(f"{array.file.path}: sample {array.keys[row]!r} has no {array.name!r}")
         tally.mine().chunks_read += 1
         try:
-            self.kind.read(handle, offset, length, goal)
+            if isinstance(self.kind, Value):
+                return self.kind.value(handle, offset, length)
+            return self.kind.read(handle, offset, length, goal)
         except DataError as error:
+            first = f" (the first sample is {array.keys[0]!r})" if isinstance(error, SchemaMismatch) else ""
             raise type(error)(
-                f"{array.file.path}: {array.place(row)} at offset {offset:,} of {length:,} bytes: {error}. Repair or "
-                f'leave out that sample, with select or on_error="skip"'
+                f"{array.file.path}: {array.place(row)} at offset {offset:,} of {length:,} bytes: {error}{first}. "
+                f'Repair or leave out that sample, with select or on_error="skip"'
             ) from error
 
     def _take(self, whole: np.ndarray, goal: np.ndarray) -> None:

@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.errors import ConfigError, DecodeFailed, LimitExceeded
+from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, SchemaMismatch
 from penstock.picture_headers import PictureHeader, read_header
 
 Mode = Literal["L", "RGB", "RGBA"]
+Fit = Literal["resize", "cover", "crop"]
+"""To a size: stretched to it; scaled until it covers it, and what stands out cut off; or its middle cut out."""
 
 MAX_PIXELS = 100_000_000
 """300 MB in colour; the largest photographs of common datasets have a third of it."""
@@ -38,9 +40,18 @@ _PILLOW_FORMATS = (
 )  # fmt: skip
 
 
-def decode(data: bytes, mode: Mode = "RGB", max_pixels: int = MAX_PIXELS, out: np.ndarray | None = None) -> np.ndarray:
-    """A picture as ``(height, width)`` for "L", else ``(height, width, channels)``; into ``out`` if that is given."""
-    header = checked_header(data, max_pixels)
+def decode(
+    data: bytes,
+    mode: Mode = "RGB",
+    max_pixels: int = MAX_PIXELS,
+    out: np.ndarray | None = None,
+    header: PictureHeader | None = None,
+) -> np.ndarray:
+    """A picture as ``(height, width)`` for "L", else ``(height, width, channels)``; into ``out`` if that is given.
+
+    ``header`` is that of the picture, where it was read already.
+    """
+    header = checked_header(data, max_pixels, header)
     library = _imagecodecs() if header is not None and header.plain else None
     if header is None or library is None or header.kind not in _BY_IMAGECODECS:
         pixels = np.asarray(decode_with_pillow(data, mode, max_pixels))
@@ -77,6 +88,46 @@ def decode_with_pillow(data: bytes, mode: Mode, max_pixels: int = MAX_PIXELS) ->
         raise LimitExceeded(f"a picture of {len(data):,} bytes: {_words(error)}") from None
     except Exception as error:  # its plugins raise OSError, SyntaxError, ValueError, struct.error and others
         raise DecodeFailed(f"a picture of {len(data):,} bytes: {_words(error, data)}") from error
+
+
+def count_pixels(data: bytes) -> int:
+    """Pixels that the first bytes of a picture declare."""
+    header = read_header(data)
+    if header is not None:
+        return header.width * header.height
+    images = _pillow()
+    if images is None:
+        return 0
+    try:
+        with io.BytesIO(data) as stream, images.open(stream, formats=_allowed()) as picture:
+            width, height = picture.size
+            return int(width * height)
+    except Exception as error:
+        raise DecodeFailed(f"a picture of {len(data):,} bytes: {_words(error, data)}") from error
+
+
+def fit(pixels: np.ndarray, how: Fit, out: np.ndarray) -> None:
+    """A picture brought to the size of ``out``; scaled as Pillow does, bilinear over all pixels that count."""
+    height, width = pixels.shape[:2]
+    high, wide = out.shape[:2]
+    if how == "crop":
+        if height < high or width < wide:
+            raise SchemaMismatch(
+                f'is {height} x {width}, too small to cut {high} x {wide} out of; fit="cover" would enlarge it'
+            )
+        top, left = (height - high) // 2, (width - wide) // 2
+        np.copyto(out, pixels[top : top + high, left : left + wide])
+        return
+    images = _pillow()
+    if images is None:
+        raise ConfigError('size= needs Pillow: pip install "penstock[webdataset]"')
+    box = (0.0, 0.0, float(width), float(height))
+    if how == "cover":
+        scale = min(height / high, width / wide)
+        left, top = (width - wide * scale) / 2, (height - high * scale) / 2
+        box = (left, top, left + wide * scale, top + high * scale)
+    scaled = images.fromarray(pixels).resize((wide, high), images.Resampling.BILINEAR, box=box)
+    np.copyto(out, np.asarray(scaled))
 
 
 def convert(pixels: np.ndarray, mode: Mode) -> np.ndarray:
@@ -124,17 +175,19 @@ def _takes(out: np.ndarray, header: PictureHeader) -> bool:
     return header.channels == 3 and out.dtype == np.uint8 and out.flags.c_contiguous and out.shape == shape
 
 
-def checked_header(data: bytes, max_pixels: int = MAX_PIXELS) -> PictureHeader | None:
+def checked_header(
+    data: bytes, max_pixels: int = MAX_PIXELS, header: PictureHeader | None = None
+) -> PictureHeader | None:
     """The header, if its kind is known: within the limit, and with an end."""
     if not data:
         raise DecodeFailed("a picture of 0 bytes")
-    header = read_header(data)
+    header = header or read_header(data)
     if header is None:
         return None
     _check(header.kind, header.width, header.height, max_pixels)
     # Without its end marker a JPEG was cut: libjpeg would make up the rest in grey. Inside a scan these two bytes
-    # cannot occur.
-    if header.kind == "jpeg" and data.find(b"\xff\xd9", header.scan) < 0:
+    # cannot occur; as a rule they are the last.
+    if header.kind == "jpeg" and data.rfind(b"\xff\xd9", header.scan) < 0:
         raise DecodeFailed(f"jpeg of {len(data):,} bytes: ends before its end marker; it was cut short")
     return header
 

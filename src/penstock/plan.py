@@ -62,6 +62,8 @@ class Request:
     advice: Sequence[str] = ()
     remedy: str = ""
     """What would let each row be read by itself, where it cannot be."""
+    far: bool = False
+    """Whether each read is a journey over the network: reads are then as small as gives every thread its share."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,8 @@ def _slots_wanted(request: Request, threads: int, rows_per_read: int) -> int:
 def _rows_per_read(request: Request) -> int:
     """Rows worth a read of their own, as a share of a batch or a number of whole batches."""
     row, batch = max(1, row_bytes(request.fields)), request.batch_rows
+    if request.far:
+        return _whole_share(-(-batch // request.threads), batch)
     if row * batch < JOIN_BELOW_BYTES:
         together = min(JOIN_BELOW_BYTES // (row * batch), MOST_BATCHES_PER_READ, request.steps // (2 * request.threads))
         return batch * max(1, together)

@@ -57,9 +57,9 @@ def stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(values))
 
 
-def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """The same memory as tensors, which keep it lent for as long as they or views of them live."""
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The same memory as tensors, which keep it lent for as long as they or views of them live; objects as lists."""
+    return {name: list(array) if array.dtype.hasobject else torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def find_device(name: Any) -> torch.device | None:
@@ -96,7 +96,7 @@ class DeviceCopies:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._in_flight: deque[tuple[torch.cuda.Event, Mapping[str, np.ndarray]]] = deque()
 
-    def start(self, arrays: Mapping[str, np.ndarray]) -> Callable[[], dict[str, torch.Tensor]]:
+    def start(self, arrays: Mapping[str, np.ndarray]) -> Callable[[], dict[str, Any]]:
         """Begin to copy a batch; the returned function hands the tensors over, in order with the caller's stream."""
         if self._stream is None:
             moved = {name: self._move(name, array) for name, array in arrays.items()}
@@ -108,11 +108,12 @@ class DeviceCopies:
             done.record(self._stream)
         self._in_flight.append((done, arrays))
 
-        def hand_over() -> dict[str, torch.Tensor]:
+        def hand_over() -> dict[str, Any]:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(done)
-            for tensor in moved.values():
-                tensor.record_stream(current)
+            for values in moved.values():
+                if is_tensor(values):
+                    values.record_stream(current)
             return moved
 
         return hand_over
@@ -126,7 +127,9 @@ class DeviceCopies:
         while self._in_flight and (len(self._in_flight) >= self.IN_FLIGHT or self._in_flight[0][0].query()):
             self._in_flight.popleft()[0].synchronize()
 
-    def _move(self, name: str, array: np.ndarray) -> torch.Tensor:
+    def _move(self, name: str, array: np.ndarray) -> Any:
+        if array.dtype.hasobject:
+            return list(array)
         tensor = torch.from_numpy(array).to(self.device, non_blocking=self._stream is not None)
         cast = self._casts.get(name)
         if cast is not None:

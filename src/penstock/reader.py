@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from penstock import memory, tally
+from penstock import memory, stopping, tally
 from penstock.errors import DataError, SourceError, WorkerDied
 from penstock.pieces import WHOLE, Share
 from penstock.plan import Plan
@@ -50,6 +50,7 @@ class Readers:
         self._ready: dict[int, Batch] = {}
         self._held: set[int] = set()
         self._stopping = False
+        self._asked_to_stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, name=f"penstock-reader-{number}", daemon=True)
             for number in range(plan.threads)
@@ -75,6 +76,7 @@ class Readers:
     def stop(self) -> None:
         """End the threads, take back their slots, close the files. Safe to call twice."""
         self._stopping = True
+        self._asked_to_stop.set()
         self.slots.free.put(None)
         for thread in self._threads:
             thread.join()
@@ -109,6 +111,7 @@ class Readers:
 
     def _work(self) -> None:
         memory.prepare(self._scratch_bytes)
+        stopping.watch(self._asked_to_stop)
         try:
             while (read := self._next_read()) is not None:
                 began = time.perf_counter()

@@ -23,6 +23,7 @@ import numpy as np
 from penstock.errors import Corrupt
 from penstock.extents import FileId
 from penstock.fileio import map_file
+from penstock.urls import is_remote
 
 MAGIC = b"penstock saved columns 1\n"
 ENDS_BYTES = 4096
@@ -116,7 +117,14 @@ def save(
 
 
 def _key(file: FileId, name: str) -> str:
-    """Whose table: the file's place, size and time, what it begins and ends with, and the table's name."""
+    """Whose table: the file's place, size and time, what it begins and ends with, and the table's name.
+
+    What a server calls the version of a file stands for what it begins and ends with.
+    """
+    if is_remote(file.path):
+        if not file.etag and not file.mtime_ns:
+            raise OSError("a file whose server tells neither ETag nor time may be another one tomorrow")
+        return hashlib.sha256(repr((file.path, file.size, file.mtime_ns, file.etag, name)).encode()).hexdigest()
     with open(file.path, "rb") as data:
         head = data.read(ENDS_BYTES)
         data.seek(max(0, file.size - ENDS_BYTES))
@@ -126,7 +134,8 @@ def _key(file: FileId, name: str) -> str:
 
 
 def _path(folder: str, file: FileId, name: str) -> str:
-    which = hashlib.sha256(repr((os.path.abspath(file.path), name)).encode()).hexdigest()[:32]
+    place = file.path if is_remote(file.path) else os.path.abspath(file.path)
+    which = hashlib.sha256(repr((place, name)).encode()).hexdigest()[:32]
     return os.path.join(folder, f"{which}.table")
 
 

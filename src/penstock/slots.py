@@ -71,7 +71,13 @@ class Slots:
         self._lent.add(number)
         loan = _Loan(self, number)
         lent = {name: np.asarray(_Lent(arena, described, loan)) for name, described in arena.described(number).items()}
-        return lent if rows == self.rows else {name: array[:rows] for name, array in lent.items()}
+        if rows != self.rows:
+            lent = {name: array[:rows] for name, array in lent.items()}
+        if not arena.objects:
+            return lent
+        begin = (number - arena.first_slot) * self.rows
+        lists = {name: objects[begin : begin + rows].copy() for name, objects in arena.objects.items()}
+        return {name: lists[name] if name in lists else lent[name] for name in self.fields}
 
     def give_back(self, number: int) -> None:
         """A slot returns: for the next read, or to the system if it was added beyond need."""
@@ -103,18 +109,21 @@ class _Arena:
 
     def __init__(self, fields: Fields, rows: int, count: int, first_slot: int) -> None:
         self.first_slot = first_slot
-        sizes = {name: count * rows * spec.row_bytes for name, spec in fields.items()}
+        self.objects = {name: spec.empty(count * rows) for name, spec in fields.items() if spec.is_list}
+        """Python's own, which no block of bytes may hold."""
+        sizes = {name: count * rows * spec.row_bytes for name, spec in fields.items() if not spec.is_list}
         self.block = buffer(sum(aligned(size) for size in sizes.values()))
         self.arrays: dict[str, np.ndarray] = {}
         begin = 0
-        for name, spec in fields.items():
-            values = self.block[begin : begin + sizes[name]].view(spec.dtype)
-            self.arrays[name] = values.reshape(count * rows, *spec.shape)
-            begin += aligned(sizes[name])
+        for name, size in sizes.items():
+            values = self.block[begin : begin + size].view(fields[name].dtype)
+            self.arrays[name] = values.reshape(count * rows, *fields[name].shape)
+            begin += aligned(size)
         self._described: dict[int, dict[str, dict[str, Any]]] = {
             number: {name: array[place : place + rows].__array_interface__ for name, array in self.arrays.items()}
             for number, place in enumerate(range(0, count * rows, rows), first_slot)
         }
+        self.arrays |= self.objects
 
     def described(self, number: int) -> dict[str, dict[str, Any]]:
         """A slot's arrays in numpy's words, made once: making them takes longer than lending."""

@@ -1,33 +1,49 @@
 """What one field of one sample looks like, and where a sample came from: frozen values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
+from penstock.sizes import format_size
+
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """Dtype and shape of one field of one sample, as it is delivered (always in native byte order)."""
+    """Dtype and shape of one field of one sample, as it is delivered (always in native byte order).
+
+    What has no fixed size (text, JSON …) is a Python object each, and comes in lists.
+    """
 
     dtype: np.dtype
     shape: tuple[int, ...] = ()
+    holds: str = ""
+    """What the objects are: ``text``, ``json`` …"""
+    most_bytes: int = field(default=0, compare=False)
+    """The most that one of the objects takes; files that are opened together may differ in it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype).newbyteorder("="))
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
 
     @property
+    def is_list(self) -> bool:
+        """Whether batches hold a list of objects instead of an array."""
+        return self.dtype.hasobject
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of this field in one sample."""
-        return self.dtype.itemsize * prod(self.shape)
+        return self.dtype.itemsize * prod(self.shape) + self.most_bytes
 
     def empty(self, rows: int) -> np.ndarray:
         """Uninitialised memory for so many samples."""
         return np.empty((rows, *self.shape), self.dtype)
 
     def __str__(self) -> str:
+        if self.is_list:
+            return f"{self.holds} of at most {format_size(self.most_bytes)}"
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
 
 
@@ -63,6 +79,8 @@ class ReadPath:
     missing_chunks: int = 0
     remedy: str = ""
     """What would let each row be read by itself; empty where it can be."""
+    far: bool = False
+    """Whether each read is a journey over the network, so that many at a time pay."""
 
 
 @dataclass(frozen=True)

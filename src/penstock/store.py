@@ -9,8 +9,8 @@ after ``close``. It pickles, and works after a fork.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +24,7 @@ from penstock.members import MemberReader
 from penstock.pieces import WHOLE, Share
 from penstock.rangeread import GatherReader, PartReader, RangeReader, range_reader
 from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.urls import base_name
 from penstock.within import Box, Within, compose
 
 Out = Mapping[str, np.ndarray]
@@ -104,6 +105,19 @@ class Choosing(Protocol):
 
 
 @runtime_checkable
+class Keyed(Protocol):
+    """A store whose samples have names of their own."""
+
+    def find(self, key: str) -> int | None:
+        """The first row of this name."""
+
+
+def find_key(store: Store, key: str) -> int | None:
+    """The first row of this name; None also where samples have none."""
+    return store.find(key) if isinstance(store, Keyed) else None
+
+
+@runtime_checkable
 class Explained(Protocol):
     """A store that reads from somewhere, and can tell how."""
 
@@ -153,6 +167,8 @@ class ExtentStore:
 
     def _spec(self, name: str) -> FieldSpec:
         array, cast, part = self._arrays[name], self._casts.get(name), self._parts.get(name)
+        if cast is None and part is None:
+            return array.spec
         return FieldSpec(cast.dtype if cast else array.stored, part.shape if part else array.shape)
 
     @cached_property
@@ -188,7 +204,7 @@ class ExtentStore:
     def fingerprint(self) -> str:
         parts = sorted((name, part.describe()) for name, part in self._parts.items())
         return digest(
-            *((PurePath(array.file.path).name, array.file.size, array.describe()) for array in self._arrays.values()),
+            *((base_name(array.file.path), array.file.size, array.describe()) for array in self._arrays.values()),
             sorted(self._casts.items()),
             *([parts] if parts else []),
         )
@@ -212,6 +228,10 @@ class ExtentStore:
         array = next(iter(self._arrays.values()))
         return Origin(array.file.path, array.sample(row))
 
+    def find(self, key: str) -> int | None:
+        array = next(iter(self._arrays.values()))
+        return array.keys.find(key) if isinstance(array, Members) else None
+
     def close(self) -> None:
         self._files.close()
 
@@ -230,9 +250,9 @@ class ExtentStore:
 
     def read_paths(self) -> Sequence[ReadPath]:
         return [
-            _chunk_path(name, reader, self._length)
+            _far_path(reader, _chunk_path(name, reader, self._length))
             if isinstance(reader, LargeChunks | SmallChunks)
-            else _range_path(name, reader, self._length)
+            else _far_path(reader, _range_path(name, reader, self._length))
             for name, reader in self._readers.items()
         ]
 
@@ -255,6 +275,12 @@ def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None
     if isinstance(array, Members):
         return MemberReader(array, files, cast, part)
     return range_reader(array, files, cast, part)
+
+
+def _far_path(reader: _Reader, path: ReadPath) -> ReadPath:
+    if not reader.files.is_far(reader.array.file):
+        return path
+    return replace(path, far=True)
 
 
 def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:

@@ -33,6 +33,9 @@ NOT_THERE = -1
 MOST_CELLS_PER_MEMBER = 16
 ALWAYS_FITS = 1 << 20
 
+# Members that are grouped in one go: enough to make the cost of a numpy call small, few enough to take little memory.
+_AT_ONCE = 1 << 14
+
 _SAVED_AS = "samples of a tar archive"
 
 
@@ -108,81 +111,142 @@ def _is_meta(first: bytes) -> bool:
 
 def group(members: MemberTable) -> SampleTable:
     """The samples that members make."""
-    grouping = _Grouping(members.path)
-    for name in members.names.raws():
-        grouping.add(name)
-    return grouping.table(members)
+    grouping = _Grouping(members)
+    for first in range(0, len(members), _AT_ONCE):
+        grouping.add(first, min(first + _AT_ONCE, len(members)))
+    return grouping.table()
+
+
+class _Fields(dict[bytes, int]):
+    """Fields as names spell them, in either case -> their columns, new ones as they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns: dict[str, int] = {}
+
+    def __missing__(self, spelled: bytes) -> int:
+        column = self.columns.setdefault(decoded(spelled).lower(), len(self.columns))
+        self[spelled] = column
+        return column
 
 
 class _Grouping:
-    """Samples so far: which row and column each member belongs to."""
+    """Samples so far: which row and column each member belongs to. Many members at a time, as there may be millions."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.rows, self.columns = array("i"), array("i")
+    def __init__(self, members: MemberTable) -> None:
+        self.members = members
+        self.rows = np.full(len(members), NOT_THERE, np.int32)
+        self.columns = np.full(len(members), NOT_THERE, np.int32)
         self.keys, self.ends = bytearray(), array("q")
-        self.fields: dict[str, int] = {}
-        self.spelled: dict[bytes, int] = {}
-        """Fields as names spell them, in either case."""
-        self.key: bytes | None = None
-        self.seen: set[int] = set()
-        """Fields of the present sample."""
+        self.fields = _Fields()
+        self.last = b""
+        """The key of the last sample; none is empty."""
 
-    def add(self, name: bytes) -> None:
-        split = split_name(name)
-        if split is None:
-            self.rows.append(NOT_THERE)
-            self.columns.append(NOT_THERE)
+    def add(self, first: int, last: int) -> None:
+        """Members ``first`` to ``last``, which follow those that were added before."""
+        names = self.members.names
+        origin = int(names.ends[first - 1]) if first else 0
+        ends = names.ends[first:last] - origin
+        letters = names.buffer[origin : origin + int(ends[-1])]
+        starts = np.concatenate([[0], ends[:-1]])
+        dots = _dots(letters, starts, ends)
+        which = np.flatnonzero(dots >= 0)
+        if len(which) == 0:
             return
-        key, spelled = split
-        if key != self.key:
-            self.key = key
-            self.keys += key
-            self.ends.append(len(self.keys))
-            self.seen.clear()
-        column = self.spelled.get(spelled)
-        if column is None:
-            column = self.spelled[spelled] = self.fields.setdefault(decoded(spelled).lower(), len(self.fields))
-        if column in self.seen:
-            raise Corrupt(
-                f"{self.path}: sample {decoded(key)!r} has field {decoded(spelled).lower()!r} twice (the second is "
-                f"member {decoded(name)!r}, number {len(self.rows):,}): write the archive again with each file once"
-            )
-        self.seen.add(column)
-        self.rows.append(len(self.ends) - 1)
-        self.columns.append(column)
+        starts, dots, ends = starts[which], dots[which], ends[which]
+        new = ~_same_as_before(letters, starts, dots)
+        new[0] = letters[starts[0] : dots[0]].tobytes() != self.last
+        self.last = letters[starts[-1] : dots[-1]].tobytes()
+        self.rows[first + which] = len(self.ends) - 1 + np.cumsum(new)
+        text, column = letters.tobytes(), self.fields
+        self.columns[first + which] = [
+            column[text[d + 1 : e]] for d, e in zip(dots.tolist(), ends.tolist(), strict=True)
+        ]
+        lengths = (dots - starts)[new]
+        self.ends.frombytes((np.cumsum(lengths) + len(self.keys)).tobytes())
+        self.keys += letters[_ranges(starts[new], lengths)].tobytes()
 
-    def table(self, members: MemberTable) -> SampleTable:
+    def table(self) -> SampleTable:
         """The whole table, once every member was added."""
+        members, fields = self.members, tuple(self.fields.columns)
         keys = Texts(np.frombuffer(self.keys, np.uint8), np.frombuffer(self.ends, np.int64))
+        self._check_size(len(keys), len(members))
+        kept = self.rows != NOT_THERE
+        cells = self.rows[kept].astype(np.int64) * len(fields) + self.columns[kept]
+        taken = np.zeros(len(keys) * len(fields), bool)
+        taken[cells] = True
+        if np.count_nonzero(taken) != len(cells):
+            self._twice(keys, kept, cells)
         if (again := keys.first_repeat()) is not None:
             self._torn(keys, again)
-        self._check_size(len(keys), len(members))
-        rows, columns = np.frombuffer(self.rows, np.int32), np.frombuffer(self.columns, np.int32)
-        kept = rows != NOT_THERE
-        offsets = np.full((len(keys), len(self.fields)), NOT_THERE, np.int64)
+        offsets = np.full((len(keys), len(fields)), NOT_THERE, np.int64)
         lengths = offsets.copy()
-        offsets[rows[kept], columns[kept]] = members.offsets[kept]
-        lengths[rows[kept], columns[kept]] = members.lengths[kept]
-        return SampleTable(
-            self.path, tuple(self.fields), keys, offsets, lengths, passed_over=int(np.count_nonzero(~kept))
+        offsets.reshape(-1)[cells] = members.offsets[kept]
+        lengths.reshape(-1)[cells] = members.lengths[kept]
+        return SampleTable(members.path, fields, keys, offsets, lengths, passed_over=int(np.count_nonzero(~kept)))
+
+    def _twice(self, keys: Texts, kept: np.ndarray, cells: np.ndarray) -> NoReturn:
+        order = np.argsort(cells, kind="stable")
+        second = np.sort(order[1:][np.diff(cells[order]) == 0])[0]
+        number = int(np.flatnonzero(kept)[second])
+        field = tuple(self.fields.columns)[self.columns[number]]
+        raise Corrupt(
+            f"{self.members.path}: sample {keys[self.rows[number]]!r} has field {field!r} twice (the second is "
+            f"member {self.members.names[number]!r}, number {number:,}): write the archive again with each file once"
         )
 
     def _torn(self, keys: Texts, again: int) -> NoReturn:
         key, first = keys[again], keys.find(keys[again])
         raise Corrupt(
-            f"{self.path}: key {key!r} is not contiguous: sample {first:,} has it, and sample {again:,} again, with "
-            f"others in between. Sort the files by name before writing the archive"
+            f"{self.members.path}: key {key!r} is not contiguous: sample {first:,} has it, and sample {again:,} again, "
+            f"with others in between. Sort the files by name before writing the archive"
         )
 
     def _check_size(self, samples: int, members: int) -> None:
-        cells = samples * len(self.fields)
+        fields = self.fields.columns
+        cells = samples * len(fields)
         if cells > max(ALWAYS_FITS, MOST_CELLS_PER_MEMBER * members):
-            some = ", ".join(list(self.fields)[:3])
+            some = ", ".join(list(fields)[:3])
             raise LimitExceeded(
-                f"{self.path}: {len(self.fields):,} different fields ({some}, …) in {samples:,} samples of {members:,} "
-                f"files. A field is all that follows the first dot of a name: write names without other dots before it"
+                f"{self.members.path}: {len(fields):,} different fields ({some}, …) in {samples:,} samples of "
+                f"{members:,} files. A field is all that follows the first dot of a name: write names without other "
+                f"dots before it"
             )
+
+
+def _dots(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Where the key of each name ends and its field begins, as ``split_name`` has it; -1 where there is no sample."""
+    begins = starts.copy()
+    slashes = np.flatnonzero(letters == ord("/"))
+    if len(slashes):
+        last = np.searchsorted(slashes, ends) - 1
+        begins = np.maximum(begins, np.where(last >= 0, slashes[last] + 1, 0))
+    places = np.append(np.flatnonzero(letters == ord(".")), len(letters))
+    dots = places[np.searchsorted(places, begins)]
+    found = np.where((dots > begins) & (dots < ends), dots, NOT_THERE)
+    marks = np.append(letters, np.zeros(2, np.uint8)) == ord("_")
+    for which in np.flatnonzero(marks[starts] & marks[starts + 1]).tolist():
+        if split_name(letters[starts[which] : ends[which]].tobytes()) is None:
+            found[which] = NOT_THERE
+    return found
+
+
+def _same_as_before(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Which pieces hold the same letters as the one before; none is empty."""
+    lengths = ends - starts
+    same = np.zeros(len(starts), bool)
+    suspects = np.flatnonzero(lengths[1:] == lengths[:-1]) + 1
+    if len(suspects):
+        sizes = lengths[suspects]
+        alike = letters[_ranges(starts[suspects], sizes)] == letters[_ranges(starts[suspects - 1], sizes)]
+        same[suspects] = np.logical_and.reduceat(alike, np.cumsum(sizes) - sizes)
+    return same
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Every number of every range, one range after another."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
 def load(folder: str, file: FileId) -> SampleTable | None:

@@ -21,18 +21,27 @@ import numpy as np
 from penstock import tarheader
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Truncated
 from penstock.fileio import Files, Handle, identify
+from penstock.tarblocks import usual
 from penstock.tarheader import BLOCK, EXTENDED, FILES, HEADER, IN_PIECES, QUICK_HEADER, USTAR, WITHOUT_BODY, low_adler
 from penstock.texts import Texts, decoded
 
-# The archive is read a window at a time while headers are near each other: large enough to make system calls cheap,
-# small enough to stay in a core's cache. Where the next header is farther away, only a page is read there: copying
-# 32 KiB costs about as much as another call.
-WINDOW_BYTES = 128 * 1024
+# The archive is read a window at a time while headers are near each other, in steps that grow: large enough to make
+# calls cheap, to the system and to numpy, small enough to stay in a core's cache. Where the next header is far away,
+# only a page is read there: copying 32 KiB costs about as much as another call.
+WINDOW_BYTES = 1024 * 1024
+FIRST_BYTES = 64 * 1024
 PAGE_BYTES = 4096
 NEAR_BYTES = 32 * 1024
 
+# So much of a window is worth looking at for many usual headers at a time. Where it has too few of them, the next ones
+# are understood one by one: at first so many, and twice as many each time.
+WORTH_BYTES = 64 * 1024
+WORTH_MEMBERS = 64
+ALONE_AT_FIRST = 32
+ALONE_AT_MOST = 4096
+
 # Long names and pax records have a body of their own. The longest path that a system takes has 4 KiB.
-LONGEST_RECORDS = WINDOW_BYTES
+LONGEST_RECORDS = 128 * 1024
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -57,6 +66,38 @@ class MemberTable:
             yield name, int(self.offsets[index]), int(self.lengths[index])
 
 
+class MemberList:
+    """A ``MemberTable`` in the making."""
+
+    def __init__(self) -> None:
+        self.names, self.ends = bytearray(), array("q")
+        self.offsets, self.lengths = array("q"), array("q")
+
+    def add(self, name: bytes, offset: int, length: int) -> None:
+        self.names += name
+        self.ends.append(len(self.names))
+        self.offsets.append(offset)
+        self.lengths.append(length)
+
+    def extend(self, names: np.ndarray, name_lengths: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> None:
+        self.ends.frombytes((np.cumsum(name_lengths) + len(self.names)).tobytes())
+        self.names += names.tobytes()
+        self.offsets.frombytes(offsets.tobytes())
+        self.lengths.frombytes(lengths.tobytes())
+
+    def last(self) -> bytes | None:
+        """The name of the last member."""
+        return bytes(self.names[self.ends[-2] if len(self.ends) > 1 else 0 :]) if self.ends else None
+
+    def table(self, path: str) -> MemberTable:
+        return MemberTable(
+            path,
+            Texts(np.frombuffer(self.names, np.uint8), np.frombuffer(self.ends, np.int64)),
+            np.frombuffer(self.offsets, np.int64),
+            np.frombuffer(self.lengths, np.int64),
+        )
+
+
 def walk(archive: str | Handle) -> MemberTable:
     """The members of an uncompressed archive, given by its path or by a handle lent from ``Files``."""
     if isinstance(archive, Handle):
@@ -73,10 +114,15 @@ class _Window:
         self._bytes = np.empty(WINDOW_BYTES, np.uint8)
         self.view = self._bytes.data
         self.begin = self.end = 0
+        self._near_bytes = min(FIRST_BYTES, WINDOW_BYTES)
 
     def move(self, at: int, length: int, *, seen: int) -> None:
         """Ahead to bytes that are in the file; ``seen`` is where those begin that were looked at last."""
-        read = WINDOW_BYTES if at - seen <= NEAR_BYTES else max(length, PAGE_BYTES)
+        if at - seen <= NEAR_BYTES:
+            read = max(length, self._near_bytes)
+            self._near_bytes = min(2 * self._near_bytes, WINDOW_BYTES)
+        else:
+            read, self._near_bytes = max(length, PAGE_BYTES), min(FIRST_BYTES, WINDOW_BYTES)
         end = min(at + read, self._size)
         self._handle.read_into(at, self._bytes[: end - at])
         self.begin, self.end = at, end
@@ -95,8 +141,7 @@ class _Walk:
     def __init__(self, handle: Handle) -> None:
         self.path, self.size = handle.file.path, handle.file.size
         self.window = _Window(handle)
-        self.names, self.ends = bytearray(), array("q")
-        self.offsets, self.lengths = array("q"), array("q")
+        self.members = MemberList()
         self.told: dict[bytes, bytes] = {}
         """Path and size of the next member, as far as extended headers gave them."""
         self.told_of_all: dict[bytes, bytes] = {}
@@ -105,35 +150,54 @@ class _Walk:
     def to_end(self) -> MemberTable:
         """All members.
 
-        The usual header (a file, a short name, a size in digits, nothing told before) is understood in place, as a call
-        for every step would halve the speed. ``_entry`` understands that one and all others.
+        Where usual headers are near each other, many are understood at a time. Alone, the usual header (a file, a short
+        name, a size in digits, nothing told before) is understood in place, as a call for every step would halve the
+        speed. ``_entry`` understands that one and all others.
         """
         window, unpack, size = self.window, QUICK_HEADER.unpack_from, self.size
-        names, ends, offsets, lengths = self.names, self.ends, self.offsets, self.lengths
-        at, seen = 0, 0
+        add = self.members.add
+        at, seen, alone, patience = 0, 0, 0, ALONE_AT_FIRST
         while True:
+            if alone == 0 and not self.told:
+                found, at = self._usual(at)
+                seen = at
+                if found < WORTH_MEMBERS:
+                    alone, patience = patience, min(2 * patience, ALONE_AT_MOST)
+                continue
+            alone = max(0, alone - 1)
             if at + BLOCK > window.end:
                 self._move(at, seen)
             begin = at - window.begin
             block = window.view[begin : begin + BLOCK]
             name, digits, digits_end, checksum, kind, prefix = unpack(block)
             if adler32(block) & 0xFFFF != low_adler(checksum) and self._is_end(at, block):
-                return self._table()
+                return self.members.table(self.path)
             try:
                 length = int(digits, 8) if digits_end <= b" " else -1
             except ValueError:
                 length = -1  # not in 11 digits
             seen, body = at, at + BLOCK
             if kind == b"0" and prefix == b"\0" and name[99] == 0 and not self.told and 0 <= length <= size - body:
-                names += name[: name.find(0)]
-                ends.append(len(names))
-                offsets.append(body)
-                lengths.append(length)
+                add(name[: name.find(0)], body, length)
             elif kind in EXTENDED and length >= 0:
                 self._learn(kind, body, length)
             else:
                 length = self._entry(block, body)
             at = body + -(-length // BLOCK) * BLOCK
+
+    def _usual(self, at: int) -> tuple[int, int]:
+        """Take in the usual members from ``at`` on, as far as the window goes; how many, and where the next stands."""
+        window = self.window
+        if at + WORTH_BYTES > window.end and at + BLOCK <= self.size:
+            self._move(at, at)
+        if at + BLOCK > window.end:
+            return 0, at
+        found = usual(
+            np.frombuffer(window.view[at - window.begin : window.end - window.begin], np.uint8),
+            (self.size - at) // BLOCK,
+        )
+        self.members.extend(found.names, found.name_lengths, at + found.bodies * BLOCK, found.lengths)
+        return len(found), at + found.used * BLOCK
 
     def _entry(self, block: memoryview, body: int) -> int:
         """Take in any header, and say how long its body is."""
@@ -159,19 +223,8 @@ class _Walk:
         if body + length > self.size:
             self._cut(body, f"inside member {decoded(name)!r}", length)
         if kind in FILES:
-            self.names += name
-            self.ends.append(len(self.names))
-            self.offsets.append(body)
-            self.lengths.append(length)
+            self.members.add(name, body, length)
         return length
-
-    def _table(self) -> MemberTable:
-        return MemberTable(
-            self.path,
-            Texts(np.frombuffer(self.names, np.uint8), np.frombuffer(self.ends, np.int64)),
-            np.frombuffer(self.offsets, np.int64),
-            np.frombuffer(self.lengths, np.int64),
-        )
 
     def _move(self, at: int, seen: int) -> None:
         if at + BLOCK > self.size:
@@ -237,8 +290,8 @@ class _Walk:
 
     def _place(self, offset: int) -> str:
         """Where, for messages."""
-        last = bytes(self.names[self.ends[-2] if len(self.ends) > 1 else 0 :])
-        after = f"after {decoded(last)!r}, the last whole member" if self.ends else "before any whole member"
+        last = self.members.last()
+        after = "before any whole member" if last is None else f"after {decoded(last)!r}, the last whole member"
         return f"{self.path}, offset {offset:,} ({after})"
 
     def _cut(self, at: int, where: str, wanted: int) -> NoReturn:

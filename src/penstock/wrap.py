@@ -11,7 +11,7 @@ from penstock.codecs import convert, convert_scratch_bytes
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Cast, Fields, FieldSpec, Origin
-from penstock.store import Casting, Out, Selecting, Store, digest, shared_index
+from penstock.store import Casting, Out, Selecting, Store, digest, find_key, shared_index
 from penstock.within import Box, Within
 
 # Rows that pass through scratch at a time.
@@ -65,6 +65,9 @@ class Wrapper:
 
     def origin(self, row: int) -> Origin:
         return self.store.origin(row)
+
+    def find(self, key: str) -> int | None:
+        return find_key(self.store, key)
 
     def close(self) -> None:
         self.store.close()

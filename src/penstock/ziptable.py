@@ -9,6 +9,7 @@ import numpy as np
 from penstock.errors import Corrupt, DecodeFailed, Truncated
 from penstock.extents import FileId
 from penstock.fileio import identify, map_file
+from penstock.urls import check_local
 
 STORED = zipfile.ZIP_STORED
 
@@ -43,6 +44,7 @@ class ZipTable:
 
 def zip_table(path: str) -> ZipTable:
     """The table of an archive, from its directory and its members' own headers."""
+    check_local(path, "zip archives")
     file = identify(path)
     try:
         with zipfile.ZipFile(path) as archive:

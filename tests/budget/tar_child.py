@@ -20,7 +20,7 @@ from penstock.measure import MemoryWatch
 
 
 def opened(job: dict) -> ps.Dataset:
-    ds = ps.open(job["shards"], index_dir=job.get("index", False))
+    ds = ps.open(job["shards"], index_dir=job.get("index", False), **job.get("open", {}))
     if field := job.get("crop"):
         ds = ds.select_within(field, tuple(slice(0, -(-size * 9 // 10)) for size in ds.fields[field].shape))
     if field := job.get("mask"):
@@ -68,7 +68,7 @@ def main(job: dict) -> None:
         loader = made(job, limit)
         for _ in range(2):
             for batch in loader:
-                total += sum(float(values.reshape(-1)[0]) for values in batch.values())
+                total += sum(float(v.reshape(-1)[0]) for v in batch.values() if isinstance(v, np.ndarray))
                 rows += len(next(iter(batch.values())))
     plan = loader.plan
     held = {"limit": plan.limit_bytes, "planned": plan.planned_bytes, "peak": watch.peak_bytes, "rows": rows}

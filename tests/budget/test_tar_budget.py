@@ -85,7 +85,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(root / f"volumes-{shard}.tar", ((f"{shard}-{n:03d}", {"npy": volumes[n % 2]}) for n in range(10)))
     for name, make in LARGE_PICTURES.items():
         write(root / f"{name}-0.tar", ((f"{n:03d}", {"png": make()}) for n in range(8)))
+    sizes = [(300, 900), (1100, 1000), (64, 64), (500, 200)]
+    write(root / "unequal-0.tar", ((f"{n:03d}", {"jpg": shaped(rng, sizes[n % 4])}) for n in range(40)))
+    said = [json.dumps([[]] * (n % 7 * 4000)).encode() for n in range(40)]
+    write(root / "said-0.tar", ((f"{n:03d}", {"json": said[n], "txt": said[-n], "cls": b"1"}) for n in range(40)))
     return root
+
+
+def shaped(rng: np.random.Generator, size: tuple[int, int]) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).save(stream, "JPEG")
+    return stream.getvalue()
 
 
 def run(folder: Path, shards: str, **job: Any) -> dict[str, int]:
@@ -123,6 +133,20 @@ def test_volumes(folder: Path, memory: int | None) -> None:
 def test_parts_of_each_row(folder: Path, shards: str, field: str, part: str) -> None:
     """What says which elements are wanted is part of the plan."""
     check(run(folder, shards, **{part: field}, cast=[field], batch_size=1, memory=None, threads=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fit", ["resize", "cover"])
+def test_pictures_brought_to_one_size(folder: Path, fit: str) -> None:
+    """The largest of them is decoded whole, and known before anything is read."""
+    check(run(folder, "unequal", open={"size": (224, 224), "fit": fit}, batch_size=2, memory=None, threads=2))
+
+
+@pytest.mark.slow
+def test_text_and_json(folder: Path) -> None:
+    """Empty lists are the worst that JSON can do: three bytes become many."""
+    held = run(folder, "said", batch_size=4, memory=None, threads=2)
+    assert held["limit"] // 8 < held["peak"] <= held["limit"], held
 
 
 @pytest.mark.slow

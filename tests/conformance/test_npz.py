@@ -24,7 +24,7 @@ def native(saved: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array.astype(array.dtype.newbyteorder("=")) for name, array in saved.items()}
 
 
-@pytest.mark.parametrize("name", ["a.npz", "named-otherwise.bin"])
+@pytest.mark.parametrize("name", ["a.npz", "named-otherwise.npy"])
 def test_saved_as_they_are(tmp_path: Path, name: str) -> None:
     with open(tmp_path / name, "wb") as file:
         np.savez(file, **arrays())

@@ -10,6 +10,7 @@ from typing import Any
 import numcodecs
 import numpy as np
 import pytest
+import torch
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.storage import ZipStore
@@ -260,6 +261,41 @@ def test_no_fill_value_means_none(tmp_path: Path) -> None:
     with pytest.raises(ps.errors.Missing, match=r"2\.0: data\[2\]"):
         ps.open(path)[:]
     assert (ps.open(path, allow_fill=True)[2]["data"] == 0).all()
+
+
+# Elsewhere.
+
+
+@pytest.mark.parametrize("workers", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_workers_of_torchs_own_loader(tmp_path: Path, workers: str) -> None:
+    path = tmp_path / "all.zarr"
+    zarr.create_group(path)
+    expected = write_group(path)
+    write(path, expected["images"], LAYOUTS["3, two compressors"], "through")
+    ds = ps.open(path)
+    assert ds[0]["labels"] == 0  # handles and zarr-python's own thread are there before the fork
+    batches = torch.utils.data.DataLoader(ds, batch_size=2, num_workers=2, multiprocessing_context=workers)
+    seen = []
+    for batch in batches:
+        rows = batch["labels"].numpy()
+        seen += rows.tolist()
+        for name, values in {**expected, "through": expected["images"]}.items():
+            np.testing.assert_array_equal(batch[name].numpy(), values[rows])
+    assert seen == list(range(6))
+
+
+def test_shuffled_epochs_have_every_row_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    write(path, np.arange(37 * 5, dtype="<i4").reshape(37, 5), {"chunks": (8, 3)})
+    with ps.Loader(ps.open(path), batch_size=6, shuffle=True, memory="64MiB", columns=("data",)) as loader:
+        for _ in range(2):
+            batches = [batch.numpy().copy() for (batch,) in loader]
+            rows = np.concatenate(batches)
+            assert (np.sort(rows[:, 0]) == np.arange(37) * 5).all()
+            assert (rows == rows[:, :1] + np.arange(5)).all()
+            assert (rows[:, 0] != np.sort(rows[:, 0])).any()
+            assert loader.stats().chunks_read <= 5 * 2 * 2, "each chunk once an epoch"
 
 
 # What is held.

@@ -649,3 +649,76 @@ def test_a_table_must_fit_together(saved):
     table = saved[2]
     with pytest.raises(ValueError, match="a row a key and a column a field"):
         SampleTable(table.path, table.fields[1:], table.keys, table.offsets, table.lengths)
+
+
+# Many usual headers at a time, with others among them.
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+@pytest.mark.parametrize("seed", range(4))
+def test_long_archives_with_unusual_headers_among_the_usual(tmp_path, monkeypatch, tar_format, seed):
+    monkeypatch.setattr(tarwalk, "WORTH_MEMBERS", 2)
+    monkeypatch.setattr(tarwalk, "ALONE_AT_FIRST", 3)
+    rng = random.Random(seed)
+    members = []
+    for number in range(1500):
+        name = rng.choice(["", "", "", "folder/", "__meta__/", "long/" * 30]) + f"{number // 3:05d}.{number % 3}"
+        kind = rng.choice([tarfile.REGTYPE] * 30 + [tarfile.DIRTYPE, tarfile.SYMTYPE])
+        time_ = rng.choice([1.0, 1700000000.25])  # pax gives fractions of a second in records
+        size = 0 if kind != tarfile.REGTYPE else rng.choice([0, 1, 511, 512, 513, 700, 40_000])
+        members.append(member(name, size, kind, mtime=time_ if tar_format == "pax" else int(time_)))
+    path = written(tmp_path, archive(members, tar_format))
+    with tarfile.open(path) as tar:
+        expected = [(each.name, each.offset_data, each.size) for each in tar if each.isreg()]
+    assert list(walk(path)) == expected
+
+
+def test_a_damaged_header_among_many_is_found(tmp_path):
+    data = bytearray(archive([(f"{number:05d}.x", 700) for number in range(900)]))
+    data[400 * 1536 + 3] ^= 1
+    with pytest.raises(Corrupt, match=r"offset 614,400 \(after '00399\.x', the last whole member\)"):
+        walk(written(tmp_path, data))
+
+
+def test_names_of_members_are_not_taken_from_bytes_of_others(tmp_path):
+    """Words that pax records use may stand in any member, and whole headers too."""
+    inner = archive([("inner.path=size=", 10)] * 3)
+    names = [f"{number:04d}.tar" for number in range(300)]
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in names:
+            tar.addfile(member(name, len(inner), mtime=1.5), io.BytesIO(inner))
+    assert list(walk(written(tmp_path, out.getvalue())).names) == names
+
+
+@given(
+    names=st.lists(st.text("ab./_", min_size=1, max_size=9), max_size=30),
+    at_once=st.integers(1, 5),
+)
+def test_grouping_many_at_a_time_is_splitting_one_by_one(names, at_once):
+    texts = Texts(
+        np.frombuffer("".join(names).encode(), np.uint8), np.cumsum([len(name) for name in names], dtype=np.int64)
+    )
+    members = tarwalk.MemberTable("x.tar", texts, np.arange(len(names)), np.arange(len(names)))
+    expected, last, twice = [], None, False
+    for name in names:
+        split = split_name(name.encode())
+        if split is None:
+            continue
+        key, field = split[0].decode(), split[1].decode()
+        if key != last:
+            expected.append((key, []))
+        twice |= field in expected[-1][1]
+        expected[-1][1].append(field)
+        last = key
+    torn = len({key for key, _ in expected}) < len(expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tarindex, "_AT_ONCE", at_once)
+        if twice or torn:
+            with pytest.raises(Corrupt, match="twice" if twice else "not contiguous"):
+                group(members)
+            return
+        table = group(members)
+    assert list(table.keys) == [key for key, _ in expected]
+    there = [{table.fields[column] for column in np.flatnonzero(row >= 0)} for row in table.offsets]
+    assert there == [set(fields) for _, fields in expected]

@@ -108,3 +108,23 @@ def test_what_is_too_large_is_refused(shards: str) -> None:
     assert len(list(wds.WebDataset(shards, max_member_bytes=500_000).shuffle(10))) == SAMPLES
     with pytest.raises(LimitExceeded, match="max_member_bytes"):
         list(wds.WebDataset(shards, max_member_bytes=1000).shuffle(10))
+
+
+def test_a_small_buffer_still_mixes_the_whole_epoch(shards: str) -> None:
+    """Where only places are held, samples of the last shard may come first."""
+    firsts = [next(iter(wds.WebDataset(shards, seed=seed).shuffle(4, initial=1)))["__key__"] for seed in range(60)]
+    from_shards = [int(key[1:]) // 20 for key in firsts]
+    assert min(map(from_shards.count, range(3))) >= 8
+    keys = [sample["__key__"] for sample in wds.WebDataset(shards).shuffle(4)]
+    assert sorted(keys) == [f"s{number:04d}" for number in range(SAMPLES)]
+
+
+def test_content_is_never_held_beyond_the_buffer(shards: str, tmp_path: Path) -> None:
+    packed = tmp_path / "packed.tar.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "train-1.tar").read_bytes(), 1))
+    for order in ([tmp_path / "train-0.tar", packed], [packed, tmp_path / "train-0.tar"]):
+        ds = wds.WebDataset([str(path) for path in order]).shuffle(5, initial=5)
+        tracemalloc.start()
+        assert len({sample["__key__"] for sample in ds}) == 40
+        assert tracemalloc.get_traced_memory()[1] < 15 * 50_000 * 8
+        tracemalloc.stop()

@@ -324,3 +324,26 @@ def test_a_pattern_without_a_number():
 def test_no_samples_make_no_shard(tmp_path):
     assert shards(tmp_path, []) == []
     assert os.listdir(tmp_path) == []
+
+
+def test_the_index_is_made_on_the_way(tmp_path, monkeypatch):
+    import penstock
+    from penstock import tarindex
+
+    with wds.ShardWriter(str(tmp_path / "s-%02d.tar"), maxcount=7, index_dir=tmp_path / "index") as writer:
+        for number in range(20):
+            writer.write({"__key__": f"{'long/' * (number % 3 * 20)}{number:04d}", "txt": "x" * number, "cls": number})
+    walked = [tarindex.group(tarindex.walk(str(path))) for path in sorted(tmp_path.glob("*.tar"))]
+    monkeypatch.setattr(tarindex, "walk", lambda path: pytest.fail(f"{path} was walked through"))
+    ds = penstock.open(tmp_path / "s-*.tar", index_dir=tmp_path / "index")
+    assert ds[:]["cls"].tolist() == list(range(20))
+    assert ds[:]["txt"] == ["x" * number for number in range(20)]
+    assert list(ds.keys) == [key for table in walked for key in table.keys]
+
+
+def test_no_index_where_none_is_wanted(tmp_path):
+    with wds.TarWriter(str(tmp_path / "a.tar"), index_dir=False) as writer:
+        writer.write({"__key__": "a", "txt": "b"})
+    with wds.TarWriter(str(tmp_path / "a.tar.gz"), index_dir=tmp_path / "index") as writer:
+        writer.write({"__key__": "a", "txt": "b"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "a.tar.gz"]

@@ -3,7 +3,7 @@
 import errno
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from math import prod
 from typing import Any
 
@@ -11,9 +11,12 @@ import numpy as np
 
 from penstock.errors import ConfigError, Corrupt, Truncated, Unavailable
 from penstock.extents import FileId
+from penstock.fileio import Files
 from penstock.formats import sliced
+from penstock.formats.pagedfile import PAGED_BYTES, PagedFile
 from penstock.formats.sliced import SlicedStore
 from penstock.sizes import MiB
+from penstock.urls import is_remote
 
 # The largest chunk cache that h5py is given: enough to decode a chunk once for all its rows in a read, where chunks are
 # of a reasonable size.
@@ -26,13 +29,30 @@ CHUNK_COPIES = 3
 
 
 @contextmanager
-def opened(file: FileId, cache_bytes: int = 0) -> Iterator[Any]:
+def opened(file: FileId, files: Files, cache_bytes: int = 0) -> Iterator[Any]:
+    """The file for h5py; one on another machine is read through a Python file object, or from its copy."""
+    if not is_remote(file.path):
+        with _opened(file, file.path, cache_bytes) as h5:
+            yield h5
+        return
+    with files.lend(file) as handle, closing(PagedFile(handle)) as paged:
+        try:
+            with _opened(file, paged, cache_bytes) as h5:
+                yield h5
+        except Exception as error:
+            if paged.error is not None:  # h5py cannot pass on what its file raised
+                raise paged.error from error
+            raise
+
+
+@contextmanager
+def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
     try:
         import h5py
     except ImportError:
         raise ConfigError('reading HDF5 needs h5py: pip install "penstock[hdf5]"') from None
     try:
-        h5 = h5py.File(file.path, "r", rdcc_nbytes=cache_bytes, swmr=file.growing)
+        h5 = h5py.File(source, "r", rdcc_nbytes=cache_bytes, swmr=file.growing)
     except OSError as error:
         if "truncated" in str(error):
             raise Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again") from error
@@ -77,10 +97,20 @@ class H5pyStore(SlicedStore):
     kind = "h5py"
     layouts: dict[str, Layout]  # type: ignore[assignment]
 
+    def __init__(self, file: FileId, files: Files, rows: int, layouts: Mapping[str, sliced.Layout]) -> None:
+        super().__init__(file, rows, layouts)
+        self._files = files
+
+    def with_layouts(self, layouts: Mapping[str, sliced.Layout]) -> "H5pyStore":
+        return H5pyStore(self.file, self._files, self._rows, layouts)
+
+    def scratch_bytes(self, rows: int) -> int:
+        return super().scratch_bytes(rows) + (PAGED_BYTES if is_remote(self.file.path) else 0)
+
     @contextmanager
     def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         cache_bytes = max((self.layouts[name].cache_bytes for name in names), default=0)
-        with _ONE_AT_A_TIME, opened(self.file, cache_bytes) as h5:
+        with _ONE_AT_A_TIME, opened(self.file, self._files, cache_bytes) as h5:
             yield h5
 
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:

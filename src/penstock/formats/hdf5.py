@@ -15,10 +15,10 @@ import numpy as np
 from penstock.combine import Joined, Part
 from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch, Unsafe
 from penstock.extents import Extents, FileId
-from penstock.fileio import identify
 from penstock.formats.h5py_store import H5pyStore, Layout, opened
 from penstock.formats.hdf5_layout import Found, extents
 from penstock.store import ExtentStore, Store
+from penstock.urls import is_remote
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The rows of the datasets of one HDF5 file."""
-    file = identify(path, growing=options.swmr)
-    with opened(file) as h5:
+    if options.swmr and is_remote(path):
+        raise ConfigError(f"{path}: swmr=True reads a file that is being written on this machine; leave it out")
+    file = options.files.identify(path, growing=options.swmr)
+    with opened(file, options.files) as h5:
         names = options.fields or _shared_rows(h5, path, options)
         datasets = [_found(file, name, _dataset(h5, path, name), options) for name in names]
         rows = _common_rows(path, datasets)
@@ -47,7 +49,7 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     if direct:
         stores.append(ExtentStore(direct, options.files))
     if through_h5py:
-        stores.append(H5pyStore(file, rows, through_h5py))
+        stores.append(H5pyStore(file, options.files, rows, through_h5py))
     if len(stores) == 1:
         return stores[0]
     both = Joined({str(i): Part(store, None, {n: n for n in store.fields}) for i, store in enumerate(stores)})
@@ -165,10 +167,12 @@ def _common_rows(path: str, datasets: Sequence[Found]) -> int:
 def _check_files(found: Found) -> None:
     """Refuse what would read other files than those beside this one."""
     path, dataset = found.file.path, found.dataset
-    root = Path(path).resolve().parent
     others = [entry[0] for entry in dataset.external or ()]
     if dataset.is_virtual:
         others += [source.file_name for source in dataset.virtual_sources() if source.file_name != "."]
+    if others and is_remote(path):
+        raise Unsafe(f"{path}: dataset {found.name!r} refers to another file, which is not looked for on this machine")
+    root = Path(path).resolve().parent
     for other in others:
         target = (root / (other.decode() if isinstance(other, bytes) else other)).resolve()
         if root != target.parent and root not in target.parents:

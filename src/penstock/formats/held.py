@@ -4,7 +4,6 @@ What they take is the store's index, and so part of the memory budget; larger on
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from penstock.formats.memory import MemoryStore
 from penstock.sizes import MiB, format_size
 from penstock.spec import Origin, ReadPath
 from penstock.store import digest
+from penstock.urls import base_name
 
 # More than this is a dataset, and not a table of labels.
 MOST_BYTES = 256 * MiB
@@ -32,7 +32,7 @@ class HeldStore(MemoryStore):
 
     @property
     def fingerprint(self) -> str:
-        return digest(PurePath(self.file.path).name, self.file.size, super().fingerprint)
+        return digest(base_name(self.file.path), self.file.size, super().fingerprint)
 
     def read_paths(self) -> Sequence[ReadPath]:
         how = f"held in memory: {self.why}"

@@ -9,7 +9,6 @@ import struct
 import zlib
 from dataclasses import dataclass
 from math import isfinite, prod
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,11 +16,12 @@ import numpy as np
 from penstock import tally
 from penstock.errors import ConfigError, Corrupt, SchemaMismatch, Truncated
 from penstock.extents import Chunks, FileId, KnownTable
-from penstock.fileio import Files, Handle, identify
+from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
 from penstock.store import ExtentStore, Out, Store, check_rows, digest
+from penstock.urls import base_name
 from penstock.wrap import cast_fields
 
 if TYPE_CHECKING:
@@ -115,11 +115,8 @@ def _name(path: str, options: "OpenOptions") -> str:
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The volumes of one ``.nii`` file."""
-    file, name = identify(path), _name(path, options)
-    head = np.empty(min(HEAD_BYTES, file.size), np.uint8)
-    with options.files.lend(file) as handle:
-        handle.read_into(0, head)
-    image = header(head.tobytes(), path)
+    file, name = options.files.identify(path), _name(path, options)
+    image = header(options.files.head_of(file, HEAD_BYTES), path)
     end = image.offset + image.rows * image.row_bytes
     if end > file.size:
         raise Truncated(
@@ -157,11 +154,8 @@ def _first(stored: bytes) -> bytes:
 
 def open_gzipped(path: str, options: "OpenOptions") -> Store:
     """The volumes of one ``.nii.gz`` file."""
-    file, name = identify(path), _name(path, options)
-    stored = np.empty(min(4 * HEAD_BYTES, file.size), np.uint8)
-    with options.files.lend(file) as handle:
-        handle.read_into(0, stored)
-    image = header(_first(stored.tobytes()), path)
+    file, name = options.files.identify(path), _name(path, options)
+    image = header(_first(options.files.head_of(file, 4 * HEAD_BYTES)), path)
     store = GzippedImage(file, name, image, options.files)
     return cast_fields(store, {name: image.casts}) if image.casts else store
 
@@ -181,7 +175,7 @@ class GzippedImage:
 
     @property
     def fingerprint(self) -> str:
-        return digest("nii.gz", PurePath(self.file.path).name, self.file.size, self.name, self.image)
+        return digest("nii.gz", base_name(self.file.path), self.file.size, self.name, self.image)
 
     def __len__(self) -> int:
         return self.image.rows
@@ -198,7 +192,11 @@ class GzippedImage:
         places: dict[int, list[int]] = {}
         for row, place in zip(rows.tolist(), at.tolist(), strict=True):
             places.setdefault(row, []).append(place)
-        with self.files.lend(self.file) as handle, borrow(STORED_BYTES) as stored, borrow(image.row_bytes) as raw:
+        with (
+            self.files.lend_in_order(self.file) as handle,
+            borrow(STORED_BYTES) as stored,
+            borrow(image.row_bytes) as raw,
+        ):
             stream = _Stream(handle, stored)
             stream.skip(image.offset)
             volume = raw.view(image.stored).reshape(image.row_shape[::-1]).transpose()

@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, Truncated
 from penstock.extents import Contiguous
-from penstock.fileio import Files, identify
+from penstock.fileio import Files
 from penstock.spec import FieldSpec
 from penstock.store import ExtentStore
 
@@ -26,7 +26,7 @@ def row_spec(dtype: Any, shape: Any) -> tuple[np.dtype, tuple[int, ...]]:
 
 def open_file(path: str, name: str, row: tuple[np.dtype, tuple[int, ...]], offset: int, files: Files) -> ExtentStore:
     """As many rows as the file has after ``offset``."""
-    file, (stored, shape) = identify(path), row
+    file, (stored, shape) = files.identify(path), row
     row_bytes = FieldSpec(stored, shape).row_bytes
     rows, rest = divmod(file.size - offset, row_bytes)
     if file.size < offset or rest:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
-from penstock.errors import ConfigError, Unavailable
+from penstock.errors import ConfigError
 from penstock.fileio import Files
 from penstock.formats import hdf5, nifti, npy, npz, tables, tar, zarr
+from penstock.members import Wanted
 from penstock.store import Store
+from penstock.urls import base_name, is_remote
 
 ENTRY_POINT_GROUP = "penstock.formats"
 
@@ -32,6 +34,8 @@ class OpenOptions:
     on_error: Literal["raise", "skip"] = "raise"
     index_folder: str | None = None
     """Where tables of many chunks are kept; None keeps none."""
+    members: Wanted = field(default_factory=Wanted)
+    """What pictures, text and the like become, where samples are files."""
 
     def row_axis_of(self, name: str) -> int:
         """The axis of the rows of one dataset."""
@@ -62,11 +66,13 @@ class Format:
         """Whether this is one, by its content; a folder has no first bytes."""
         if head is None:
             return self.folders and self.recognises is not None and self.recognises(path)
+        if self.recognises is not None and is_remote(path):
+            return self.begins(head) and self.is_named(path)
         return self.begins(head) and (self.recognises is None or self.recognises(path))
 
     def is_named(self, path: str) -> bool:
         """Whether it has the name of one."""
-        return path.lower().rstrip("/").endswith(self.suffixes)
+        return base_name(path.rstrip("/")).lower().endswith(self.suffixes)
 
     def __str__(self) -> str:
         at = f" at {self.magic_at}" if self.magic_at else ""
@@ -82,7 +88,7 @@ BUILT_IN = (
     Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
     Format("npz", (".npz",), ZIP, npz.open_file, recognises=npz.is_npz, sign="a zip archive of .npy files"),
     Format(
-        "zarr", (".zarr", ".zip"), ZIP, zarr.open_store, recognises=zarr.is_store, folders=True,
+        "zarr", (".zarr",), ZIP, zarr.open_store, recognises=zarr.is_store, folders=True,
         sign="a folder or zip archive with zarr.json, .zgroup or .zarray",
     ),
     Format("nifti", (".nii",), b"n+1\0", nifti.open_file, magic_at=344),
@@ -123,18 +129,18 @@ def tried() -> str:
     return ", ".join(map(str, formats()))
 
 
-def format_of(path: str) -> Format:
+def format_of(path: str, files: Files) -> Format:
     """The format of an existing file or folder."""
+    if is_remote(path):
+        for known in formats():
+            if known.folders and known.is_named(path):
+                return known
     if os.path.isdir(path):
         found = folder_format(path)
         if found is None:
             raise ConfigError(f"{path}: a folder of no format known here. Tried, and expected one of: {tried()}")
         return found
-    try:
-        with open(path, "rb") as file:
-            head = file.read(512)
-    except OSError as error:
-        raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
+    head = files.first_bytes(path)
     by_content = [known for known in formats() if known.is_kind_of(path, head)]
     by_name = [known for known in formats() if known.is_named(path)]
     for known in (*by_content, *by_name):

@@ -6,7 +6,6 @@ is decoded whole or not at all, so these are the blocks; uncompressed Arrow is t
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from penstock.memory import aligned
 from penstock.sizes import MiB
 from penstock.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, Store, check_rows, digest
+from penstock.urls import base_name, check_local
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -32,11 +32,13 @@ LIBRARY_BYTES = 16 * MiB
 
 def open_parquet(path: str, options: "OpenOptions") -> Store:
     """The columns of one Parquet file."""
+    check_local(path, "tables")
     return _opened(Parquet(identify(path)), options)
 
 
 def open_arrow(path: str, options: "OpenOptions") -> Store:
     """The columns of one Arrow IPC (or Feather) file."""
+    check_local(path, "tables")
     return _opened(Arrow(identify(path)), options)
 
 
@@ -200,7 +202,7 @@ class TableStore:
 
     @property
     def fingerprint(self) -> str:
-        return digest(self.table.kind, PurePath(self.table.file.path).name, self.table.file.size, list(self.fields))
+        return digest(self.table.kind, base_name(self.table.file.path), self.table.file.size, list(self.fields))
 
     def __len__(self) -> int:
         return int(self._begins[-1])

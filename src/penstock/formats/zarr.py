@@ -19,6 +19,7 @@ from penstock.chunkfiles import FileTable, Grid, ShardTable
 from penstock.combine import Joined, Part
 from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch, Unsafe
 from penstock.extents import Chunks, ChunkTable, Extents
+from penstock.fileio import Files
 from penstock.formats.memory import MemoryStore
 from penstock.formats.zarr_keys import Folder, Zip
 from penstock.formats.zarr_metadata import ZarrArray, parse, zarr_array
@@ -42,12 +43,12 @@ MARKS = ("zarr.json", ".zarray", ".zgroup")
 
 def is_store(path: str) -> bool:
     """Whether a folder or zip archive is a Zarr array or group."""
-    keys = _keys(path)
+    keys = _keys(path, Files())
     return any(keys.read(mark) is not None for mark in MARKS)
 
 
-def _keys(path: str) -> Folder | Zip:
-    return Zip(path) if os.path.isfile(path) else Folder(path)
+def _keys(path: str, files: Files) -> Folder | Zip:
+    return Zip(path) if os.path.isfile(path) else Folder(path, files)
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Found:
 
 def open_store(path: str, options: "OpenOptions") -> Store:
     """The rows of the arrays of one store."""
-    keys = _keys(path)
-    nodes = dict(_nodes(keys))
+    keys = _keys(path, options.files)
+    nodes = dict(_asked_for(keys, options.fields or ()) or _nodes(keys))
     if not nodes:
         raise Missing(f"{path}: no Zarr array in it; expected zarr.json or .zarray, there or below")
     names = _names(path, nodes, options)
@@ -125,6 +126,18 @@ def _nodes(keys: Folder | Zip, key: str = "", depth: int = 0) -> Iterator[tuple[
         return
     for name in keys.children(prefix):
         yield from _nodes(keys, f"{prefix}{name}", depth + 1)
+
+
+def _asked_for(keys: Folder | Zip, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """The arrays named, if all are there: then nobody needs to list the others."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        key = name.strip("/")
+        document = _read(keys, f"{key}/zarr.json") or _read(keys, f"{key}/.zarray")
+        if document is None or document.get("node_type", "array") != "array":
+            return {}
+        found[key] = document
+    return found
 
 
 def _consolidated(keys: Folder | Zip, prefix: str, group: dict[str, Any] | None) -> Mapping[str, dict[str, Any]] | None:
@@ -285,6 +298,11 @@ def _check_written(keys: Folder | Zip, found: Found, options: "OpenOptions") -> 
 def _through_zarr(
     keys: Folder | Zip, arrays: Mapping[str, tuple[Found, str]], rows: int, options: "OpenOptions"
 ) -> ZarrStore:
+    if isinstance(keys, Folder) and keys.is_remote:
+        told = "; ".join(f"{name!r}: {why}" for name, (_, why) in arrays.items())
+        raise ConfigError(
+            f"{keys.root}: has arrays that only zarr-python can read ({told}); fetch the store to do that"
+        )
     layouts = {}
     for name, (found, why) in arrays.items():
         _check_written(keys, found, options)

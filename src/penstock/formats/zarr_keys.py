@@ -12,9 +12,10 @@ from typing import Protocol
 import numpy as np
 
 from penstock.chunkfiles import FolderNames, Grid
-from penstock.errors import Unavailable
+from penstock.errors import ConfigError, LimitExceeded
 from penstock.extents import NEVER_WRITTEN, FileId, KnownTable
-from penstock.fileio import identify
+from penstock.fileio import NOT_SEEN, Files, unseen
+from penstock.urls import is_remote
 from penstock.ziptable import ZipTable, zip_table
 
 # A document of a Zarr store larger than this is none.
@@ -40,27 +41,37 @@ class Keys(Protocol):
 
 
 class Folder:
-    """A directory, or what is addressed like one."""
+    """A directory, or an address of one on another machine."""
 
-    def __init__(self, root: str) -> None:
-        self.root = root.rstrip("/") or "/"
+    def __init__(self, root: str, files: Files) -> None:
+        self.root, self._files = root.rstrip("/") or "/", files
+
+    @property
+    def is_remote(self) -> bool:
+        return is_remote(self.root)
 
     def path(self, key: str) -> str:
         return f"{self.root}/{key}"
 
     def identity(self, key: str) -> FileId:
-        return identify(self.path(key))
+        return self._files.identify(self.path(key))
 
     def read(self, key: str) -> bytes | None:
-        try:
-            with open(self.path(key), "rb") as file:
-                return file.read(DOCUMENT_BYTES)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        except OSError as error:
-            raise Unavailable(f"{self.path(key)}: cannot be read ({error.strerror})") from error
+        with self._files.lend(unseen(self.path(key))) as handle:
+            if handle.size == NOT_SEEN:
+                return None
+            if handle.size > DOCUMENT_BYTES:
+                raise LimitExceeded(f"{self.path(key)}: {handle.size:,} bytes are too many for a document; restore it")
+            document = np.empty(handle.size, np.uint8)
+            handle.read_into(0, document)
+            return document.tobytes()
 
     def children(self, key: str) -> Iterator[str]:
+        if self.is_remote:
+            raise ConfigError(
+                f"{self.path(key)}: what a group on another machine holds cannot be listed. Name its arrays with "
+                f"fields=(…), or consolidate its metadata (zarr.consolidate_metadata)"
+            )
         with os.scandir(self.path(key)) as entries:
             yield from sorted(entry.name for entry in entries if entry.is_dir())
 
@@ -69,7 +80,9 @@ class Folder:
         return FolderNames(f"{self.root}/{prefix}".rstrip("/"), before, separator)
 
     def has_chunks(self, prefix: str, before: str) -> bool:
-        """Whether anything at all was written of an array."""
+        """Whether anything at all was written of an array; on another machine that is not known."""
+        if self.is_remote:
+            return True
         folder = self.path(f"{prefix}c" if before == "c/" else prefix)
         try:
             with os.scandir(folder) as entries:

@@ -85,16 +85,28 @@ def _check_read(store: Store, expected: Values, rows: np.ndarray, at: np.ndarray
     for name, values in expected.items():
         want = _marked(values, places)
         want[at] = values[rows]
-        assert out[name].tobytes() == want.tobytes(), (
+        assert _same(out[name], want), (
             f"{type(store).__name__}: field {name!r} differs for rows {rows.tolist()[:10]} at places {at.tolist()[:10]}"
         )
 
 
 def _marked(like: np.ndarray, places: int) -> np.ndarray:
     """Memory in which an untouched place can be told from any that was written."""
+    if like.dtype.hasobject:
+        return np.full(places, _UNTOUCHED, object)
     out = np.empty((places, *like.shape[1:]), like.dtype)
     out.reshape(-1).view(np.uint8)[:] = 0xA5
     return out
+
+
+_UNTOUCHED = object()
+
+
+def _same(found: np.ndarray, wanted: np.ndarray) -> bool:
+    if not wanted.dtype.hasobject:
+        return found.tobytes() == wanted.tobytes()
+    pairs = zip(found, wanted, strict=True)
+    return all(type(one) is type(other) and bool(np.all(one == other)) for one, other in pairs)
 
 
 def _check_scratch(store: Store, rng: np.random.Generator) -> None:

@@ -33,6 +33,7 @@ from penstock.webdataset.mindeye import get_dataloaders
 from penstock.webdataset.mix import FluidWrapper, RandomMix, RoundRobin, WebLoader
 from penstock.webdataset.names import expand_urls
 from penstock.webdataset.pipeline import DataPipeline
+from penstock.webdataset.shuffling import shuffle_samples as _shuffle_samples
 from penstock.webdataset.splitting import single_node_only, split_by_node, split_by_worker
 from penstock.webdataset.stages import Curried as _Curried
 from penstock.webdataset.writer import ShardWriter, TarWriter
@@ -48,7 +49,7 @@ rename = _Curried(_fields.rename_fields)
 rename_keys = _Curried(_fields.rename_matching)
 rsample = _Curried(_verbs.draw_samples)
 select = _Curried(_verbs.select_samples)
-shuffle = detshuffle = _Curried(_verbs.shuffle_samples)
+shuffle = detshuffle = _Curried(_shuffle_samples)
 slice = _Curried(_verbs.slice_samples)
 tarfile_to_samples = _Curried(_expand_shards)
 to_dict = _Curried(_fields.fields_to_dict)

@@ -16,6 +16,9 @@ from penstock.webdataset.faults import CorruptShard, TruncatedShard
 READ_BYTES = 16 << 20
 """What is asked of a stream at a time: a header's lie about a length costs no more memory than this."""
 
+SKIP_BYTES = 1 << 20
+"""What is read and forgotten at a time."""
+
 SEEK_BYTES = 64 * 1024
 """What is left out by seeking rather than reading; less than this is in the file's buffer already."""
 
@@ -66,7 +69,7 @@ class Stream:
             self._source.seek(size, 1)  # type: ignore[attr-defined]
             self.offset += size
             return
-        while size and (piece := self.take(min(size, READ_BYTES))):
+        while size and (piece := self.take(min(size, SKIP_BYTES))):
             size -= len(piece)
 
     def finish(self) -> None:
@@ -138,7 +141,7 @@ def _zstd(source: Any, name: str) -> Readable:
     try:
         import zstandard
     except ImportError:
-        raise ConfigError(f"{name}: is compressed by zstd; pip install zstandard, or use Python 3.14") from None
+        raise ConfigError(f'{name}: is compressed by zstd: pip install "penstock[webdataset]"') from None
     reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
     return reader
 

@@ -2,18 +2,22 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.fileio import remote_files
 from penstock.webdataset.handlers import Handler, reraise_exception
 from penstock.webdataset.names import Shard, expand
 from penstock.webdataset.pipeline import DataPipeline
 from penstock.webdataset.runs import Run
 from penstock.webdataset.samples import Reading, Sample, read_samples
+from penstock.webdataset.shuffling import shuffle_samples
 from penstock.webdataset.splitting import single_node_only, split_by_worker
 from penstock.webdataset.stages import Source, Stage
 from penstock.webdataset.tarstream import MAX_MEMBER_BYTES
-from penstock.webdataset.verbs import shuffle_samples
+
+if TYPE_CHECKING:
+    from penstock.remote import RemoteOptions
 
 Splitter = Callable[[Iterable[Shard]], Iterable[Shard]]
 
@@ -75,6 +79,10 @@ class WebDataset(DataPipeline):
     rename_files:  a function from a member's name to another
     empty_check:   whether shards without any sample are an error
     max_member_bytes: what a member may have; more is refused
+    cache_dir:     a folder for whole copies of shards on other machines, shared by all processes that name it; without
+                   one they are streamed
+    cache_bytes:   how much that folder may hold (``"200GB"``); ``cache_size`` says the same
+    remote:        how patient to be with servers: ``penstock.remote.RemoteOptions``
     """
 
     def __init__(
@@ -97,10 +105,14 @@ class WebDataset(DataPipeline):
         verbose: bool = False,
         seed: int | None = 0,
         max_member_bytes: int = MAX_MEMBER_BYTES,
+        cache_bytes: int | str | None = None,
+        remote: "RemoteOptions | None" = None,
     ) -> None:
         super().__init__(seed=0 if seed is None else seed)
-        self.cache_dir, self.cache_size = cache_dir, cache_size
-        reading = Reading(handler, select_files, rename_files, max_member_bytes)
+        if cache_bytes is None and cache_size > 0 and cache_dir is not None:
+            cache_bytes = cache_size
+        files = remote_files(cache_dir or None, cache_bytes, remote)
+        reading = Reading(handler, select_files, rename_files, max_member_bytes, files=files)
         source: SimpleShardList | ResampledShards
         if resampled or mode == "resampled":
             # Every rank and worker draws for itself: there is nothing to share out.

@@ -10,6 +10,7 @@ from penstock.webdataset import fields, verbs
 from penstock.webdataset.collate import default_collation_fn
 from penstock.webdataset.decoders import Decoder, FieldDecoder, Given
 from penstock.webdataset.handlers import Handler, reraise_exception
+from penstock.webdataset.shuffling import shuffle_samples
 from penstock.webdataset.stages import Stage, Verb, apply_function
 
 Function = Callable[[Any], Any]
@@ -46,7 +47,7 @@ class Fluent:
         """
         if size < 1:
             return self
-        return self._then(verbs.shuffle_samples, size, initial=initial, rng=rng, seed=seed)
+        return self._then(shuffle_samples, size, initial=initial, rng=rng, seed=seed)
 
     def decode(
         self,

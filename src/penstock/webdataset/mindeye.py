@@ -10,7 +10,10 @@ What its function was meant to do, and not these of its habits:
   were dropped.
 - **Only what is asked for is read.** There, whole-brain volumes were read and decoded to be thrown away.
 - **Nothing is downloaded behind your back**: a shard that is missing is an error, not a reason to train on others.
-- ``num_workers``, ``num_devices`` and ``cache_dir`` are taken and not needed: threads read, inside ``memory``.
+- ``num_workers`` and ``num_devices`` are taken and not needed: threads read, inside ``memory``.
+
+Shards may lie on other machines (``https://``, ``s3://``): ``cache_dir`` then keeps whole copies of them, which many
+epochs want; without it, samples are read over the network.
 """
 
 import json
@@ -20,8 +23,10 @@ from typing import Any
 
 from penstock.dataset import Dataset, open
 from penstock.errors import ConfigError, Corrupt, Missing, Unavailable
+from penstock.fileio import Files
 from penstock.loader import Loader
 from penstock.sizes import parse_size
+from penstock.urls import is_remote, shown
 from penstock.webdataset.names import expand_urls
 
 # What the columns are called in the shards; the first that is there is taken.
@@ -31,6 +36,8 @@ COLUMNS = {
     "coco": ("coco73k.npy",),
     "reps": ("num_uniques.npy",),
 }
+
+META_BYTES = 1 << 20
 
 
 def get_dataloaders(
@@ -64,8 +71,8 @@ def get_dataloaders(
         told = f"train_url={train_url!r}, val_url={val_url!r}"
         raise ConfigError(f"{told}: expected the shards of both, such as 'train_{{0..17}}.tar'")
     names = [image_var if name in ("images", image_var) else name for name in to_tuple]
-    train = _shards(train_url, names, image_var, voxels_key)
-    val = _shards(val_url, names, image_var, voxels_key)
+    train = _shards(train_url, names, image_var, voxels_key, cache_dir)
+    val = _shards(val_url, names, image_var, voxels_key, cache_dir)
     share = _shares(memory)
     common: dict[str, Any] = {"columns": tuple(names), "rank": local_rank, "world_size": world_size}
     train_dl = Loader(train, batch_size=batch_size, shuffle=True, seed=seed, memory=share[0], **common)
@@ -76,21 +83,23 @@ def get_dataloaders(
     return train_dl, val_dl, counted_train, counted_val
 
 
-def _shards(url: str | Sequence[str], names: Sequence[str], image_var: str, voxels_key: str) -> Dataset:
+def _shards(
+    url: str | Sequence[str], names: Sequence[str], image_var: str, voxels_key: str, cache_dir: str | None
+) -> Dataset:
     paths = expand_urls(url) if isinstance(url, str) else list(url)
     known = {**COLUMNS, "voxels": (voxels_key,), image_var: COLUMNS["images"]}
-    fields = {name: _first_there(paths[0], known.get(name, (name,))) for name in names}
-    ds = open(paths, fields=list(dict.fromkeys(fields.values()))).rename(**fields)
+    fields = {name: _first_there(paths[0], known.get(name, (name,)), cache_dir) for name in names}
+    ds = open(paths, fields=list(dict.fromkeys(fields.values())), cache_dir=cache_dir or None).rename(**fields)
     if image_var in names:
         ds = ds.cast(image_var, "float32", divisor=255).permute(image_var, 2, 0, 1)
     return ds
 
 
-def _first_there(path: str, fields: Sequence[str]) -> str:
+def _first_there(path: str, fields: Sequence[str], cache_dir: str | None) -> str:
     """The first of these fields that a shard has."""
     for field in fields[:-1]:
         try:
-            open(path, fields=[field])
+            open(path, fields=[field], cache_dir=cache_dir or None)
         except Missing:
             continue
         return field
@@ -105,10 +114,18 @@ def _shares(memory: int | str | None) -> tuple[int | None, int | None]:
 
 
 def _totals(path: str) -> dict[str, int]:
-    if not Path(path).is_file():
-        raise Unavailable(f"{path}: no such file; give num_train= and num_val=, or the path of the metadata")
     try:
-        totals = json.loads(Path(path).read_text())["totals"]
+        totals = json.loads(_text(path))["totals"]
         return {name: int(totals[name]) for name in ("train", "val")}
     except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(f'{path}: expected JSON with {{"totals": {{"train": …, "val": …}}}} ({error})') from error
+        raise Corrupt(f'{shown(path)}: expected JSON with {{"totals": {{"train": …, "val": …}}}} ({error})') from error
+
+
+def _text(path: str) -> bytes:
+    if is_remote(path):
+        files = Files()
+        with files.stream(files.remote.admit(path)) as stream:
+            return stream.read(META_BYTES)
+    if not Path(path).is_file():
+        raise Unavailable(f"{path}: no such file; give num_train= and num_val=, or the path of the metadata")
+    return Path(path).read_bytes()

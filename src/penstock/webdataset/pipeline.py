@@ -16,11 +16,11 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.webdataset import place
 from penstock.webdataset.fluent import Fluent
-from penstock.webdataset.later import load_later
+from penstock.webdataset.later import load_later, shuffle_places
 from penstock.webdataset.runs import Counts, Run
 from penstock.webdataset.samples import read_samples
+from penstock.webdataset.shuffling import shuffle_samples
 from penstock.webdataset.stages import Source, Stage
-from penstock.webdataset.verbs import shuffle_samples
 
 FOREVER = -1
 
@@ -189,18 +189,26 @@ def _begin(stage: Any, run: Run) -> Iterator[Any]:
 
 def _reading_late(pipeline: list[Any]) -> Iterator[tuple[int, Any]]:
     """The stages behind the source; where a shuffle follows the reading, content is read behind the shuffle."""
-    handler = None
+    late = None
     for number, stage in enumerate(pipeline[1:], 1):
         after = pipeline[number + 1] if number + 1 < len(pipeline) else None
         if _does(stage, read_samples) and _does(after, shuffle_samples):
             reading, *rest = stage.args
-            handler = reading.handler
+            late = Stage(load_later, reading.handler, reading.files)
             yield number, Stage(read_samples, replace(reading, later=True), *rest, **stage.options)
             continue
-        yield number, stage
-        if handler is not None and not _does(after, shuffle_samples):
-            yield number, Stage(load_later, handler)
-            handler = None
+        if late is not None and _draws_by_seed(stage):
+            yield number, Stage(shuffle_places, *stage.args, **stage.options)
+        else:
+            yield number, stage
+        if late is not None and not _does(after, shuffle_samples):
+            yield number, late
+            late = None
+
+
+def _draws_by_seed(stage: Any) -> bool:
+    """Whether it is a shuffle whose order is not the caller's to decide."""
+    return _does(stage, shuffle_samples) and len(stage.args) < 3 and stage.options.get("rng") is None
 
 
 def _does(stage: Any, function: Any) -> bool:

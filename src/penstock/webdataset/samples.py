@@ -7,12 +7,13 @@ a file.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ConfigError, LimitExceeded
 from penstock.extents import FileId
-from penstock.fileio import identify
+from penstock.fileio import Files, identify
+from penstock.urls import is_remote, shown
 from penstock.webdataset.faults import CorruptShard, RepeatedField, TruncatedShard
 from penstock.webdataset.handlers import Handler, reraise_exception
 from penstock.webdataset.later import Later
@@ -36,6 +37,8 @@ class Reading:
     tell_path: bool = True
     later: bool = False
     """Whether content is only pointed at, where that can be done."""
+    files: Files = field(default_factory=Files)
+    """What reads shards on other machines, and what was only pointed at."""
 
 
 class _Stop(Exception):
@@ -76,8 +79,8 @@ def _check_not_empty(known: Sequence[Shard], reading: Reading, run: Run) -> None
         if "stream" in shard:
             continue
         try:
-            with opened(shard) as source:
-                if any(_named(member, reading) for member in read_members(source, shard["url"])):
+            with opened(shard, reading.files) as source:
+                if any(_named(member, reading) for member in read_members(source, shown(shard["url"]))):
                     return
         except Exception:  # noqa: S112  # the handler has seen it
             continue
@@ -86,21 +89,22 @@ def _check_not_empty(known: Sequence[Shard], reading: Reading, run: Run) -> None
         rest = f" and {len(known) - 1:,} more shards" if len(known) > 1 else ""
         left_out = 0 if run.counts is None else run.counts.left_out
         excused = f"; {left_out:,} errors were passed over by handler=" if left_out else ""
-        raise ConfigError(f"no samples in {known[0]['url']}{rest}{excused}; empty_check=False if that is meant")
+        raise ConfigError(f"no samples in {shown(known[0]['url'])}{rest}{excused}; empty_check=False if that is meant")
 
 
 def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
     share, number = share_of(shard), -1
-    begin: Sample = {"__url__": shard["url"]}
+    name = shown(shard["url"])
+    begin: Sample = {"__url__": name}
     path = local_path(shard) if reading.tell_path else None
     if path is not None:
         begin["__local_path__"] = path
     sample: Sample = {}
     key, wanted = None, False
-    file = _pointed_at(shard) if reading.later else None
-    with opened(shard) as source:
+    file = _pointed_at(shard, reading.files) if reading.later else None
+    with opened(shard, reading.files) as source:
         try:
-            for member in read_members(source, shard["url"]):
+            for member in read_members(source, name):
                 named = _named(member, reading)
                 if named is None:
                     continue
@@ -139,8 +143,10 @@ def split_name(name: str) -> tuple[str, str] | None:
     return (folder + slash + stem, extension.lower()) if stem and dot else None
 
 
-def _pointed_at(shard: Shard) -> FileId | None:
+def _pointed_at(shard: Shard, files: Files) -> FileId | None:
     """The file that content can be read from later; None where it is not a file, or not there."""
+    if "stream" not in shard and is_remote(shard["url"]):
+        return files.copied(files.remote.admit(shard["url"]))
     path = local_path(shard)
     return identify(path) if path is not None and os.path.isfile(path) else None
 

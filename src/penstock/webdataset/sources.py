@@ -5,7 +5,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.errors import ConfigError, Unavailable
+from penstock.errors import ConfigError, Missing, Unavailable
+from penstock.fileio import Files
+from penstock.urls import is_remote
 from penstock.webdataset.compressed import Readable
 from penstock.webdataset.faults import MissingShard
 from penstock.webdataset.names import Once, Shard, check_scheme, scheme_of
@@ -13,11 +15,11 @@ from penstock.webdataset.names import Once, Shard, check_scheme, scheme_of
 BUFFER_BYTES = 256 * 1024
 
 OPENERS: dict[str, Callable[[str], contextlib.AbstractContextManager[Readable]]] = {}
-"""How to open what is not a file, by scheme. Nothing in here may start a program."""
+"""How to open what is neither a file nor on a server, by scheme. Nothing in here may start a program."""
 
 
 @contextlib.contextmanager
-def opened(shard: Shard) -> Iterator[Readable]:
+def opened(shard: Shard, files: Files) -> Iterator[Readable]:
     """The bytes of a shard, for as long as they are read; files are closed behind it, the caller's own are not."""
     if "stream" in shard:
         stream = shard["stream"]
@@ -30,6 +32,10 @@ def opened(shard: Shard) -> Iterator[Readable]:
         with OPENERS[scheme](url) as stream:
             yield stream
         return
+    if is_remote(url):
+        with _from_server(url, files) as stream:
+            yield stream
+        return
     path = local_path(shard)
     if path is None:
         raise ConfigError(
@@ -38,6 +44,17 @@ def opened(shard: Shard) -> Iterator[Readable]:
         )
     with _open_file(path) as stream:
         yield stream
+
+
+@contextlib.contextmanager
+def _from_server(url: str, files: Files) -> Iterator[Readable]:
+    try:
+        with files.stream(files.remote.admit(url)) as stream:
+            yield stream
+    except Missing as error:
+        if type(error) is not Missing:
+            raise
+        raise MissingShard(str(error)) from error
 
 
 def local_path(shard: Shard) -> str | None:

@@ -1,10 +1,12 @@
 """Samples -> tar shards, the same bytes for the same samples.
 
 A shard appears under its name when it is whole: until then it is written beside it, as ``.partial``, and what fails or
-is interrupted leaves no shard that only looks like one.
+is interrupted leaves no shard that only looks like one. Its index is made on the way, so that ``penstock.open`` does
+not walk through it.
 """
 
 import bz2
+import contextlib
 import gzip
 import logging
 import lzma
@@ -13,9 +15,12 @@ import tarfile
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from penstock.errors import ConfigError, ConvertFailed
+from penstock import index, tarindex
+from penstock.errors import ConfigError, ConvertFailed, Corrupt, LimitExceeded
+from penstock.fileio import identify
+from penstock.tarwalk import MemberList
 from penstock.webdataset.encoders import make_encoder
 from penstock.webdataset.samples import Sample
 
@@ -38,6 +43,7 @@ class TarWriter:
     compress:   True or "gz", "bz2", "xz"; False for none; by default what the path's name says
     mtime:      the time each member gets; None for now, which makes every shard different
     keep_meta:  also write what begins with an underscore
+    index_dir:  where the index of a path's tar is kept, as for ``penstock.open``; False for nowhere
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class TarWriter:
         keep_meta: bool = False,
         mtime: float | None = 0,
         format: Any = None,  # noqa: A002
+        index_dir: str | os.PathLike[str] | Literal[False] | None = None,
     ) -> None:
         self.user, self.group, self.mode, self.mtime, self.keep_meta = user, group, mode, mtime, keep_meta
         self.encoder = make_encoder(encoder)
@@ -59,6 +66,8 @@ class TarWriter:
         self._file: Any = fileobj if self.path is None else _create(self.path)
         self._stream: Any = self._file if packing is None else _COMPRESSORS[packing](self._file)
         self._packs = packing is not None
+        self._index_dir = False if self._packs or self.path is None else index_dir
+        self._members = MemberList()
         self._written = 0
         self._open = True
         self._warned = False
@@ -91,6 +100,7 @@ class TarWriter:
             os.fsync(self._file.fileno())
             self._file.close()
             os.replace(_partial(self.path), self.path)
+            self._save_index(self.path)
 
     def abandon(self) -> None:
         """Leave nothing under the path's name, and remove what was written beside it."""
@@ -115,6 +125,8 @@ class TarWriter:
         member.mtime = time.time() if self.mtime is None else self.mtime
         # Plain headers, with an extra one only for names and sizes that do not fit.
         self._put(member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        if self._index_dir is not False:
+            self._members.add(name.encode("utf-8", "surrogateescape"), self._written, len(content))
         self._put(content)
         self._put(bytes(-len(content) % tarfile.BLOCKSIZE))
 
@@ -127,6 +139,13 @@ class TarWriter:
                 f"{error.errno})"
             ) from error
         self._written += len(data)
+
+    def _save_index(self, path: str) -> None:
+        if self._index_dir is False:
+            return
+        folder = index.default_folder() if self._index_dir is None else os.fspath(self._index_dir)
+        with contextlib.suppress(Corrupt, LimitExceeded):  # who opens it is told then
+            tarindex.save(folder, identify(path), tarindex.group(self._members.table(path)))
 
     def _check_key(self, key: str) -> None:
         if "." in key.rpartition("/")[2] and not self._warned:
