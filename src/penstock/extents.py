@@ -166,6 +166,12 @@ class Chunks(Array):
     """Which axis of a stored chunk is that of the rows."""
     fill: bytes | None = None
     """The element that stands for what was never written; None where that is an error."""
+    axes: tuple[int, ...] | None = None
+    """The order in which a stored chunk has the array's axes, where that is not their own."""
+    remedy: str = ""
+    """What would let each row be read by itself."""
+    evidence: tuple[int, ...] = ()
+    """Sizes of some of its files, where it is not known what all take."""
 
     @cached_property
     def grid(self) -> tuple[int, ...]:
@@ -184,7 +190,21 @@ class Chunks(Array):
     @cached_property
     def stored_chunk(self) -> tuple[int, ...]:
         """The shape of a chunk as it lies in the file."""
-        return (*self.chunk[: self.row_axis], self.rows_per_chunk, *self.chunk[self.row_axis :])
+        whole = (*self.chunk[: self.row_axis], self.rows_per_chunk, *self.chunk[self.row_axis :])
+        return whole if self.axes is None else tuple(whole[axis] for axis in self.axes)
+
+    @cached_property
+    def rows_first(self) -> tuple[int, ...]:
+        """The axes of a stored chunk, in the order in which rows come first and a row is as it is delivered."""
+        stored = list(self.axes or range(len(self.stored_chunk)))
+        wanted = sorted(stored, key=lambda axis: (axis != self.row_axis, axis))
+        return tuple(stored.index(axis) for axis in wanted)
+
+    @cached_property
+    def is_turned(self) -> bool:
+        """Whether rows do not lie one after another in a chunk, each in its own order."""
+        longer = [axis for axis in self.rows_first if self.stored_chunk[axis] > 1]
+        return longer != sorted(longer)
 
     def block_place(self, block: int) -> str:
         """``betas[12]``, or ``betas[94:141]`` where chunks hold many rows."""
@@ -215,6 +235,7 @@ class Chunks(Array):
             self.row_axis,
             self.codecs,
             self.table.stored_bytes,
+            *(each for each in (self.axes, self.evidence) if each),
         )
 
 
