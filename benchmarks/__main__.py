@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import data, hdf5, records, shards, volumes, zarr_stores
+from benchmarks import data, folders, hdf5, lmdb, nsd, records, several, shards, tiledb, volumes, zarr_stores
 from benchmarks.runner import Contestant, Result, side_by_side
 from penstock.machine import cores
 from penstock.sizes import format_size
@@ -22,7 +22,12 @@ BENCHMARKS: dict[str, Callable[[Path], list[Contestant]]] = {
     "volumes-gzip": lambda root: volumes.contestants(data.volumes(root), "gzip"),
     "records": lambda root: records.contestants(data.records(root)),
     **hdf5.BENCHMARKS,
+    **lmdb.BENCHMARKS,
+    **tiledb.BENCHMARKS,
+    **folders.BENCHMARKS,
+    **nsd.BENCHMARKS,
     **shards.BENCHMARKS,
+    "several": lambda root: several.contestants(several.subjects(root)),
     **zarr_stores.BENCHMARKS,
 }
 
@@ -61,7 +66,7 @@ def main() -> None:
     results_folder.mkdir(exist_ok=True)
     for name in args.names or BENCHMARKS:
         contestants = BENCHMARKS[name](args.data)
-        warm(args.data / ("voxel-major" if name == "voxel-major" else name.split("-")[0]))
+        warm(args.data / (name if (args.data / name).exists() else name.split("-")[0]))
         results = side_by_side(contestants, args.rounds)
         text = table(results)
         machine = f"{platform.machine()}, {cores()} cores, Python {platform.python_version()}"

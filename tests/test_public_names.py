@@ -9,8 +9,8 @@ import pytest
 import penstock
 
 PUBLIC = [
-    "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "Order", "Plan", "Resampled", "Shuffled", "Stats",
-    "Store", "concat", "errors", "from_arrays",
+    "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "MultiLoader", "Order", "Plan", "Resampled",
+    "Shuffled", "Stats", "Store", "concat", "errors", "from_arrays",
     "inspect", "join", "open", "open_raw",
 ]  # fmt: skip
 

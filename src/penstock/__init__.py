@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from penstock.dataset import Dataset, concat, from_arrays, join, open, open_raw
     from penstock.inspection import inspect
     from penstock.loader import Loader
+    from penstock.multi import MultiLoader
     from penstock.order import BlockShuffled, InOrder, Order, Resampled, Shuffled
     from penstock.plan import Plan
     from penstock.spec import FieldSpec
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "Order", "Plan", "Resampled", "Shuffled", "Stats",
-    "Store", "concat", "errors", "from_arrays", "inspect", "join", "open",
-    "open_raw",
+    "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "MultiLoader", "Order", "Plan", "Resampled",
+    "Shuffled", "Stats", "Store", "concat", "errors", "from_arrays", "inspect", "join", "open", "open_raw",
 ]  # fmt: skip
 
 # Each name is fetched on first use: importing penstock takes milliseconds, and numpy is imported when it is needed.
@@ -27,6 +27,7 @@ _HOMES = {
     "dataset": ("Dataset", "concat", "from_arrays", "join", "open", "open_raw"),
     "inspection": ("inspect",),
     "loader": ("Loader",),
+    "multi": ("MultiLoader",),
     "order": ("BlockShuffled", "InOrder", "Order", "Resampled", "Shuffled"),
     "plan": ("Plan",),
     "spec": ("FieldSpec",),

@@ -489,20 +489,28 @@ def place_elements(
     row: np.ndarray, local: np.ndarray | None, goal: np.ndarray, places: Places, cast: Cast | None
 ) -> None:
     """``goal[places] = row[local]``, converted; both flat. None stands for all of ``row``."""
-    cast = cast or Cast(goal.dtype)
-    if local is None and isinstance(places, slice):
-        convert_piece(row, goal[places], cast)
+    if local is None:
+        _place_all(row, goal, places, cast)
         return
-    count = len(row) if local is None else len(local)
-    with borrow(count * row.itemsize) as taken, borrow(count * goal.itemsize) as converted:
+    cast = cast or Cast(goal.dtype)
+    with borrow(len(local) * row.itemsize) as taken, borrow(len(local) * goal.itemsize) as converted:
         values = taken.view(row.dtype)
-        if local is None:
-            values[:] = row
-        else:
-            np.take(row, local, out=values, mode="clip")  # clip: the one mode that copies straight to out
+        np.take(row, local, out=values, mode="clip")  # clip: the one mode that copies straight to out
         if isinstance(places, slice):
             convert_piece(values, goal[places], cast)
             return
         ready = converted.view(goal.dtype)
         convert_piece(values, ready, cast)
         goal[places] = ready
+
+
+def _place_all(row: np.ndarray, goal: np.ndarray, places: Places, cast: Cast | None) -> None:
+    if isinstance(places, slice):
+        convert_piece(row, goal[places], cast or Cast(goal.dtype))
+    elif cast is None:
+        goal[places] = row
+    else:
+        with borrow(row.size * goal.itemsize) as scratch:
+            ready = scratch.view(goal.dtype)
+            convert_piece(row, ready, cast)
+            goal[places] = ready

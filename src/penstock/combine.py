@@ -13,7 +13,17 @@ import numpy as np
 from penstock.errors import ConfigError, OutOfRange, SchemaMismatch
 from penstock.pieces import WHOLE, Share
 from penstock.spec import Cast, Fields, Origin
-from penstock.store import Choosing, Out, Store, check_rows, digest, find_key, read_share, shared_index
+from penstock.store import (
+    Choosing,
+    Out,
+    Store,
+    check_rows,
+    digest,
+    find_key,
+    read_share,
+    shared_index,
+    takes_rows_apart,
+)
 from penstock.within import Within
 from penstock.wrap import Wrapper, cast_fields, select_part
 
@@ -40,6 +50,10 @@ class Columns(Wrapper):
     @property
     def fingerprint(self) -> str:
         return digest("columns", self.store.fingerprint, self.names)
+
+    @property
+    def takes_rows_apart(self) -> bool:
+        return takes_rows_apart(self.store)
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         self.read_share(rows, at, out, WHOLE)
@@ -90,6 +104,10 @@ class Subset(Wrapper):
     @property
     def index_bytes(self) -> int:
         return self.store.index_bytes + (0 if isinstance(self.rows, range) else self.rows.nbytes)
+
+    @property
+    def takes_rows_apart(self) -> bool:
+        return takes_rows_apart(self.store)
 
     def inner(self, rows: np.ndarray) -> np.ndarray:
         """Rows of this store -> rows of the store below."""
@@ -155,6 +173,10 @@ class Concat:
     @property
     def index_bytes(self) -> int:
         return sum(store.index_bytes for store in self.stores)
+
+    @property
+    def takes_rows_apart(self) -> bool:
+        return all(map(takes_rows_apart, self.stores))
 
     @property
     def shared_index(self) -> dict[int, int]:
@@ -255,6 +277,10 @@ class Joined:
     def index_bytes(self) -> int:
         tables = sum(part.rows.nbytes for part in self.parts.values() if part.rows is not None)
         return tables + sum(part.store.index_bytes for part in self.parts.values())
+
+    @property
+    def takes_rows_apart(self) -> bool:
+        return all(takes_rows_apart(part.store) for part in self.parts.values())
 
     @property
     def shared_index(self) -> dict[int, int]:

@@ -15,21 +15,24 @@ import numpy as np
 
 from penstock import index
 from penstock.braces import expand_braces
+from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
+from penstock.gathered import Gathered
 from penstock.mapped import Mapped, Transform
-from penstock.members import Decoders, Wanted, named
+from penstock.members import Decoders, Wanted, decoder_of
+from penstock.normalized import Normalized
 from penstock.pictures import MAX_PIXELS, Fit
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store, find_key
 from penstock.urls import is_remote
 from penstock.within import within
-from penstock.wrap import Permuted, cast_fields, select_part
+from penstock.wrap import Padded, Permuted, cast_fields, select_part
 
 if TYPE_CHECKING:
     from penstock.remote import RemoteOptions
@@ -90,6 +93,10 @@ class Dataset:
 
     def __getitem__(self, index: Index | str) -> Sample:
         if isinstance(index, str):
+            if index in self.fields and index not in self.keys:
+                raise ConfigError(
+                    f"ds[{index!r}]: that is a field, not a sample; ds[rows][{index!r}] has it of some rows"
+                )
             index = self.keys.find(index)
         if isinstance(index, int | np.integer):
             rows = self._rows([int(index)])
@@ -163,6 +170,33 @@ class Dataset:
             self.store, self.casts, self.left_out, {**self.axes, field: tuple(before[axis] for axis in axes)}
         )
 
+    def pad(self, field: str, *, to: int, value: float = 0) -> "Dataset":
+        """Fill each row of ``field`` up with ``value``, along its first axis, to a length of ``to``.
+
+        Datasets whose rows differ in length (voxels of different subjects) can then be put one after another.
+        """
+        spec = self._known(field)
+        if field in self.axes:
+            raise ConfigError(f"pad({field!r}, …): its axes were permuted; pad first, then permute")
+        if not spec.shape:
+            raise ConfigError(f"pad({field!r}, …): its rows are single numbers ({spec}), which have no length")
+        if not isinstance(to, int) or to < spec.shape[0]:
+            raise ConfigError(
+                f"pad({field!r}, to={to!r}): expected a whole number, at least the {spec.shape[0]:,} there"
+            )
+        wanted, stored = _as(value, spec.dtype), _as(value, self.store.fields[field].dtype)
+        if wanted is None:
+            raise ConfigError(f"pad({field!r}, value={value!r}): {spec.dtype} has no such value")
+        if stored is not None and field in self.casts:
+            converted = np.empty(1, spec.dtype)
+            convert(stored, converted, self.casts[field])
+            stored = stored if np.array_equal(converted, wanted, equal_nan=True) else None
+        if stored is not None:  # the declared conversion makes of it what is wanted
+            return self._with(Padded(self.store, field, to, stored), self.casts)
+        below = cast_fields(self.store, {field: self.casts[field]})
+        others = {name: cast for name, cast in self.casts.items() if name != field}
+        return self._with(Padded(below, field, to, wanted), others)
+
     def cast(
         self, field: str, dtype: Any, scale: float = 1.0, offset: float = 0.0, *, divisor: float = 1.0
     ) -> "Dataset":
@@ -195,6 +229,31 @@ class Dataset:
         It is tried on a row or two now, to learn its output; it then runs in the loader's threads, many rows at a time.
         """
         return Dataset(Mapped(self._delivered, function), None, self.left_out)
+
+    def normalize(
+        self, field: str, mean: Any, spread: Any, group_of_row: Any = None, dtype: Any = "float32"
+    ) -> "Dataset":
+        """Deliver ``field`` as ``(value - mean) / spread``, in single precision; elements with no spread come as 0.
+
+        ``mean`` and ``spread`` have the shape of a row, or with ``group_of_row`` (a number for each row of this
+        dataset) one more axis before it: z-scores by session, say. A cast declared on the field comes first.
+        """
+        self._known(field)
+        if group_of_row is None:
+            mean, spread, group_of_row = np.asarray(mean)[None], np.asarray(spread)[None], np.zeros(len(self), np.int32)
+        if field in self.axes:
+            raise ConfigError(f"normalize({field!r}, …): its axes were permuted; normalize first, then permute")
+        cast = self.casts.get(field, Cast(np.dtype(np.float32)))
+        unit = cast.divisor / cast.scale  # the cast is undone in the tables, so that values are converted once
+        mean, spread = (np.asarray(mean, np.float32) - cast.offset) * unit, np.asarray(spread, np.float32) * unit
+        others = {name: other for name, other in self.casts.items() if name != field}
+        return self._with(Normalized(self.store, field, mean, spread, group_of_row, np.dtype(dtype)), others)
+
+    def gather(self, rows: Any, *, mean: bool = False, absent: Literal["mean", "zeros"] = "mean") -> "Dataset":
+        """Samples made of several rows: ``rows`` is (samples, rows of each). Fields get an axis for them, or with
+        ``mean=True`` are averaged. -1 stands for no row: there comes the mean of the others, or zeros.
+        """
+        return Dataset(Gathered(self._delivered, np.asarray(rows), mean=mean, absent=absent), None, self.left_out)
 
     def refresh(self) -> "Dataset":
         """The same files as they are now, with the rows that were added since they were opened."""
@@ -296,7 +355,8 @@ def open(
     max_pixels:      pictures that declare more are refused before they are decoded
     decoders:        your own by extension or field, where samples are files: ``{"pfm": read_pfm}``, a function of the
                      bytes. What makes arrays of one shape gives arrays, anything else lists. Or by name: "bytes",
-                     "text", "json", "array" (npy of any shape) or "arrays" (npz), which give lists
+                     "text", "json", "array" (npy of any shape) or "arrays" (npz), which give lists. Or what plain
+                     bytes are an array of: ``{"vector": "float32"}``, ``{"patch": ("uint8", (64, 64))}``
     """
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r}: expected a tuple of names, such as ({fields!r},)")
@@ -397,6 +457,18 @@ class _Opened(Dataset):
         return _Opened(self._path, self._options)
 
 
+def _as(value: float, dtype: np.dtype) -> np.ndarray | None:
+    """One value in this dtype; None where there is none such. Floats may be rounded."""
+    try:
+        with np.errstate(all="ignore"):
+            given = np.asarray(value).reshape(1)
+            found = given.astype(dtype)
+    except (TypeError, ValueError):
+        return None
+    kept = np.isfinite(found) == np.isfinite(given) if dtype.kind in "fc" else found == given
+    return found if kept.all() else None
+
+
 def _wanted(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> Wanted:
     sides = [size, size] if isinstance(size, int) else size
     if sides is not None and not (
@@ -405,13 +477,9 @@ def _wanted(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> 
         raise ConfigError(f"size={size!r}: expected (height, width), or one number for both")
     if fit not in get_args(Fit):
         raise ConfigError(f"fit={fit!r}: expected one of {', '.join(map(repr, get_args(Fit)))}")
-    for name, decoder in (decoders or {}).items():
-        if isinstance(decoder, str):
-            named(decoder)
-        elif not callable(decoder):
-            raise ConfigError(f"decoders: {name!r}: expected a function of the bytes, or a name; got {decoder!r}")
     wanted_size = None if sides is None else (sides[0], sides[1])
-    return Wanted(wanted_size, fit, max_pixels, {name.lstrip("."): each for name, each in (decoders or {}).items()})
+    own = {name.lstrip("."): decoder_of(each) for name, each in (decoders or {}).items()}
+    return Wanted(wanted_size, fit, max_pixels, own)
 
 
 def check_on_error(on_error: str) -> None:

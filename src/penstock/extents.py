@@ -3,16 +3,19 @@
 A format's parser makes these; one shared reader serves them all. Nothing here opens a file.
 """
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any, Protocol
+from zlib import crc32
 
 import numpy as np
 
 from penstock.errors import Truncated
 from penstock.spec import FieldSpec
 from penstock.texts import Texts
+from penstock.urls import is_remote
 
 CodecId = tuple[str, int]
 """A codec's name and its one parameter (the element width of a shuffle; else 0), as written into an index."""
@@ -30,6 +33,13 @@ class FileId:
     """Still being written: it may become longer, and what was there stays."""
     etag: str = ""
     """What a server calls this version of a file that is not on this machine."""
+    expanded: bool = False
+    """The bytes are those that the compressed file at ``path`` holds."""
+
+    @property
+    def can_be_mapped(self) -> bool:
+        """Whether it lies on this machine as it is."""
+        return not self.expanded and not is_remote(self.path)
 
 
 @dataclass(frozen=True)
@@ -255,6 +265,9 @@ class Members(Array):
     """How the bytes become an element: one of ``penstock.members``."""
     table_bytes: int
     """Memory of the table that these columns and keys are part of, together with those of other fields."""
+    pattern: str = ""
+    """What a member is called, with ``*`` for its sample; the sample and the field, joined by a dot, if empty."""
+    layout: str = "members of an archive"
 
     @cached_property
     def longest(self) -> int:
@@ -269,7 +282,7 @@ class Members(Array):
 
     def place(self, row: int) -> str:
         """``000012.jpg``."""
-        return f"{self.keys[row]}.{self.name}"
+        return (self.pattern or f"*.{self.name}").replace("*", self.keys[row], 1)
 
     def sample(self, row: int) -> str:
         """``000012``."""
@@ -281,6 +294,24 @@ class Members(Array):
 
     def describe(self) -> tuple[object, ...]:
         return (self.name, str(self.stored), self.shape, self.rows, int(self.lengths.sum()))
+
+
+@dataclass(frozen=True)
+class LooseFiles(Members):
+    """One file a row, in a folder and the folders in it; ``keys`` are their paths from there."""
+
+    mtimes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    inodes: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
+    saved: str = ""
+    """Where the list of files is kept, if it is."""
+
+    def file_at(self, row: int) -> FileId:
+        """The file of one row."""
+        path = os.path.join(self.file.path, os.fsdecode(self.keys.raw(row)))
+        return FileId(path, int(self.lengths[row]), int(self.mtimes[row]), int(self.inodes[row]))
+
+    def describe(self) -> tuple[object, ...]:
+        return (*super().describe(), crc32(self.keys.buffer.data), crc32(np.ascontiguousarray(self.lengths).data))
 
 
 Extents = Contiguous | Chunks | Members

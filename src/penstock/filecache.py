@@ -116,14 +116,16 @@ class FileCache:
     # Fetching.
 
     def _obtain(self, key: str, file: FileId, fetch: Fetch) -> None:
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise Unavailable(f"{file.path}: has no copy in cache_dir={self.folder!r}, which cannot be written to")
         with self._alone(key, file):
             final, partial = self._path(key, "cached"), self._path(key, "part")
             if os.path.exists(final):
                 return
             with suppress(FileNotFoundError):
                 os.unlink(partial)  # of a process that was killed
-            descriptor = self._reserved(partial, file)
             try:
+                descriptor = self._reserved(partial, file)
                 try:
                     fetch(descriptor)
                     _check_written(descriptor, file)

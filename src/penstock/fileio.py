@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from penstock import tally
-from penstock.errors import Changed, ConfigError, Corrupt, Missing, Truncated, Unavailable
+from penstock import packing, tally
+from penstock.errors import Changed, ConfigError, Corrupt, LimitExceeded, Missing, Truncated, Unavailable
 from penstock.extents import FileId
 from penstock.filecache import PATIENCE_S, FileCache
 from penstock.sizes import KiB, MiB, parse_size
@@ -119,6 +119,7 @@ class Files:
         self._remote, self.cache = remote, cache
         self._known: dict[str, Head] = dict(known or {})
         """Files on other machines, as they were when they were identified last."""
+        self._known_bytes = sum(head.file.size for head in self._known.values())
         self._just_asked: set[str] = set()
         self._reset()
         _EVERY_FILES.add(self)
@@ -147,7 +148,7 @@ class Files:
         if path in self._just_asked:
             self._just_asked.discard(path)
         else:
-            self._known[path] = self.remote.head(path)
+            self._ask(path)
         head = self._known[path]
         if not head.in_parts and self.cache is None:
             raise Unavailable(
@@ -159,10 +160,15 @@ class Files:
     def first_bytes(self, path: str) -> bytes:
         """What tells a file's format; fewer bytes if it is shorter."""
         if is_remote(path):  # the same request identifies it, and that is what comes next
-            self._known[path] = self.remote.head(path)
             self._just_asked.add(path)
-            return self._known[path].first
+            return self._ask(path).first
         return _beginning(path, HEAD_BYTES)
+
+    def _ask(self, path: str) -> "Head":
+        head, before = self.remote.head(path), self._known.get(path)
+        self._known[path] = head
+        self._known_bytes += head.file.size - (before.file.size if before else 0)
+        return head
 
     def head_of(self, file: FileId, count: int) -> bytes:
         """The first bytes of a file while it is parsed; fewer if it is shorter. No handle of it is kept."""
@@ -175,14 +181,14 @@ class Files:
 
     def is_far(self, file: FileId) -> bool:
         """Whether each read of it is a journey, so that many at a time pay."""
-        return is_remote(file.path) and not self._keeps(file)
+        return is_remote(file.path) and not file.expanded and not self._keeps(file)
 
     def _keeps(self, file: FileId) -> bool:
         """Whether there is to be a copy of a file in the cache."""
         if self.cache is None:
             return False
         limit = self.cache.limit_bytes
-        if limit is None or sum(head.file.size for head in self._known.values()) <= limit or self.cache.has(file):
+        if limit is None or self._known_bytes <= limit or self.cache.has(file):
             return True
         head = self._known.get(file.path)
         return head is None or not head.in_parts or file.size > limit  # the last is an error, which tells of the limit
@@ -196,6 +202,10 @@ class Files:
         if file.size == NOT_SEEN:
             with self._once(file) as handle:
                 yield handle
+        elif file.expanded:
+            assert self.cache is not None
+            with self.cache.lent(file, lambda descriptor: self._expand(file, descriptor)) as descriptor:
+                yield CachedHandle(file, descriptor)
         elif not is_remote(file.path):
             with self._lend_local(file, mapped) as handle:
                 yield handle
@@ -259,6 +269,49 @@ class Files:
                 f"{file.path}: what came is not what the server says it sent: {told[0]} {sums[told[0]].hexdigest()} "
                 f"instead of {told[1].hex()}. It is not kept; try again"
             )
+
+    def expanded(self, path: str, size: int | None = None) -> FileId:
+        """What a compressed file holds, of which a copy is kept in the cache; its size, where it is not known, is found
+        by going through it.
+        """
+        packed = self.identify(path)
+        if self.cache is None:
+            raise ConfigError(
+                f"{path}: is compressed, so that single samples cannot be read. Pass cache_dir= to keep an expanded "
+                f"copy; or read in order with penstock.webdataset"
+            )
+        if size is None:
+            size = 0
+            for piece in self._pieces(packed):
+                size += len(piece)
+                if self.cache.limit_bytes is not None and size > self.cache.limit_bytes:
+                    raise LimitExceeded(
+                        f"{path}: expands to more than cache_bytes={self.cache.limit_bytes:,}; give more, or read in "
+                        f"order with penstock.webdataset"
+                    )
+        place = "" if is_remote(path) else os.path.abspath(path)
+        version = f"expanded from {packed.size} bytes {packed.etag} {place}"
+        return FileId(path, size, packed.mtime_ns, packed.inode, etag=version, expanded=True)
+
+    def _expand(self, file: FileId, descriptor: int) -> None:
+        written = 0
+        for piece in self._pieces(file):
+            _write(descriptor, memoryview(piece))
+            written += len(piece)
+        if written != file.size or self.identify(file.path).mtime_ns != file.mtime_ns:
+            raise Changed(
+                f"{file.path}: the file was rewritten after it was opened: it expanded to {file.size:,} bytes, now to "
+                f"{written:,}. Open the dataset again to read the new file"
+            )
+
+    def _pieces(self, file: FileId) -> Iterator[bytes]:
+        """What a compressed file holds, here or on another machine."""
+        if is_remote(file.path):
+            with self.remote.body(file.path) as body:
+                yield from packing.pieces(body, file.path, FETCH_BYTES)
+        else:
+            with open(file.path, "rb", buffering=BUFFER_BYTES) as source:
+                yield from packing.pieces(source, file.path, FETCH_BYTES)
 
     @contextmanager
     def _lend_local(self, file: FileId, mapped: bool) -> Iterator["Handle"]:

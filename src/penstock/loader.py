@@ -8,7 +8,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -21,9 +21,9 @@ from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.face import Face, HandOver, make_face
 from penstock.inspection import advice, read_paths
 from penstock.machine import cores, free_bytes, held_bytes
-from penstock.order import BlockShuffled, InBlocks, InOrder, Order, Shuffled, check_seed
+from penstock.order import BlockShuffled, InBlocks, InOrder, InWindows, Order, Repeated, Shuffled, check_seed
 from penstock.plan import Plan, Request, make_plan
-from penstock.reader import Readers, ReaderTimes
+from penstock.reader import Readers, ReaderTimes, Team
 from penstock.schedule import Batch, Epoch
 from penstock.sizes import MiB, format_size, parse_size
 from penstock.slots import Slots
@@ -93,41 +93,43 @@ class Loader:
         output: Literal["torch", "numpy"] = "torch",
     ) -> None:
         self._face = make_face(output, device)
-        self._held_before = held_bytes()
+        self.held_before = held_bytes()
         check_on_error(on_error)
         self.on_error, self.max_errors = on_error, max_errors
-        self._order = _order(ds, shuffle, seed, window)
-        self._deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
+        self._order = order_of(ds, shuffle, seed, window)
+        self.deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
         self._columns, self._axes = _check_columns(ds, columns), ds.axes
         self._store = self._face.prepare(*_chosen(ds, self._columns))
-        limit, note = _limit(memory)
-        self.plan: Plan = make_plan(
-            Request(
-                fields=self._store.fields,
-                batch_rows=min(batch_size, len(self._order)),
-                steps=self._deal.steps,
-                threads=_threads(threads, far=any(path.far for path in read_paths(self._store))),
-                limit_bytes=limit,
-                scratch_bytes=self._store.scratch_bytes,
-                index_bytes=self._store.index_bytes + sum(shared_index(self._store).values()),
-                **_blocks(self._order),
-                **_layout(self._order, self._store),
-                spare_slots=self._face.spare_slots,
-                limit_note=note,
-            )
+        limit, note = memory_limit(memory)
+        self.request = Request(
+            fields=self._store.fields,
+            batch_rows=min(batch_size, len(self._order)),
+            steps=self.deal.steps,
+            threads=_threads(threads, far=any(path.far for path in read_paths(self._store))),
+            limit_bytes=limit,
+            scratch_bytes=self._store.scratch_bytes,
+            index_bytes=self._store.index_bytes,
+            shared_index=shared_index(self._store),
+            **_blocks(self._order),
+            **_layout(self._order, self._store),
+            spare_slots=self._face.spare_slots,
+            limit_note=note,
         )
+        """What the plan was made from."""
+        self.plan: Plan = make_plan(self.request)
         """What the loader will use, decided before anything is read."""
-        self._identity = {"data": ds.fingerprint, **self._order.describe()}
+        self.identity = {"data": ds.fingerprint, **self._order.describe()}
+        """What a saved position is checked against."""
         self._slots: Slots | None = None
         self._position = _Position(epoch=0, samples=0, begun=False)
-        self._iteration: weakref.ref[_Iteration] = lambda: None  # type: ignore[assignment]
+        self._iteration: weakref.ref[Iteration] = lambda: None  # type: ignore[assignment]
         self._files_left_out = [str(why) for why in ds.left_out]
         self._account = self._new_account(0, ReaderTimes())
         self.told_kept = False
 
     def __len__(self) -> int:
         """Batches in a whole epoch, the same on every rank."""
-        return self._deal.steps
+        return self.deal.steps
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on from a loaded position. An iteration still under way ends."""
@@ -135,31 +137,39 @@ class Loader:
         at = self._position
         if at.begun:
             at = _Position(at.epoch + 1, 0, begun=False)
-        self._position = replace(at, begun=True)
+        team = Team(self.plan.threads)
+        iteration = self.begin(at.epoch, at.samples, team)
+        self._iteration = weakref.ref(iteration)
+        team.start()
+        return iteration
+
+    def begin(self, epoch: int, samples: int, team: Team, wanted_at: Callable[[int], float] = float) -> "Iteration":
+        """An epoch from a position on, to be read by a team that may read for others too."""
+        self._position = _Position(epoch, samples, begun=True)
         if self._slots is None:
             self._slots = Slots(self._store.fields, self.plan.batch_rows, self.plan.slots, self._face.pin)
         readers = Readers(
             self._store,
-            Epoch(at.epoch, self._order, replace(self._deal, start=at.samples)),
+            Epoch(epoch, self._order, replace(self.deal, start=samples)),
             self.plan,
             self._slots,
+            team,
+            wanted_at=wanted_at,
             skip=self.on_error == "skip",
         )
-        self._account = self._new_account(at.epoch, readers.times)
-        iteration = _Iteration(self, readers, self._face, self._account.meter)
-        self._iteration = weakref.ref(iteration)
-        return iteration
+        self._account = self._new_account(epoch, readers.times)
+        return Iteration(self, readers, self._face, self._account.meter)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the latest batch delivered, as JSON."""
         at = self._position
         if at.samples >= len(self._order):
             at = _Position(at.epoch + 1, 0, begun=False)
-        return {"version": STATE_VERSION, "epoch": at.epoch, "samples": at.samples, **self._identity}
+        return {"version": STATE_VERSION, "epoch": at.epoch, "samples": at.samples, **self.identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved position at the next ``iter``; batch size, budget, threads and ranks may differ."""
-        position = _checked_state(state, self._identity, len(self._order))
+        position = _checked_state(state, self.identity, len(self._order))
         self._end_iteration("load_state_dict moved the loader while this iteration was under way; begin a new one")
         self._position = position
 
@@ -180,6 +190,11 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def added_bytes(self) -> int:
+        """Memory of batches beyond those planned for, while the caller keeps batches."""
+        return 0 if self._slots is None else (self._slots.count - self._slots.planned) * self.plan.batch_bytes
+
     def delivered(self, samples: int) -> None:
         """Take note of how far the epoch has come; called by the iteration."""
         self._position.samples = samples
@@ -198,7 +213,7 @@ class Loader:
         return self._store.origin(row)
 
     def _new_account(self, epoch: int, times: ReaderTimes) -> "_Account":
-        return _Account(epoch, self.plan, Meter(self._held_before), times, self._slots, self._files_left_out)
+        return _Account(epoch, self.plan, Meter(self.held_before), times, self._slots, self._files_left_out)
 
     def _identify(self, column: str, rows: np.ndarray) -> Any:
         if column == INDEX:
@@ -259,7 +274,7 @@ class _Account:
         )
 
 
-class _Iteration:
+class Iteration:
     """One epoch, batch by batch. Its end, however it comes, ends the threads and closes the files."""
 
     def __init__(self, loader: Loader, readers: Readers, face: Face, meter: Meter) -> None:
@@ -272,16 +287,30 @@ class _Iteration:
         self._why_ended = ""
         self._shut_down = weakref.finalize(self, _shut_down, readers, face)
 
-    def __iter__(self) -> "_Iteration":
+    def __iter__(self) -> "Iteration":
         return self
 
     def __next__(self) -> Any:
-        batch, samples = self._next()
-        while not samples and self._deal.world_size == 1:  # nothing of it could be read, and no other rank waits for us
-            batch, samples = self._next()
+        batch, samples = self.deliver()
+        while not samples and self.alone:  # nothing of it could be read, and no other rank waits for us
+            batch, samples = self.deliver()
         return batch
 
-    def _next(self) -> tuple[Any, int]:
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other rank."""
+        return self._deal.world_size == 1
+
+    @property
+    def steps_left(self) -> int:
+        return self._steps - self._next_delivery
+
+    @property
+    def position(self) -> int:
+        """Samples of the epoch that were delivered, on all ranks together."""
+        return self._deal.position_after(self._next_delivery)
+
+    def deliver(self) -> tuple[Any, int]:
         """The next batch, and how many samples it has."""
         if self._why_ended:
             raise StateMismatch(self._why_ended)
@@ -301,7 +330,7 @@ class _Iteration:
             self._shut_down()
             raise
         self._next_delivery += 1
-        self._loader.delivered(self._deal.position_after(self._next_delivery))
+        self._loader.delivered(self.position)
         self._meter.count(len(rows), len(rows) * self._row_bytes, time.perf_counter() - began)
         return batch, len(rows)
 
@@ -352,8 +381,7 @@ class _Iteration:
         """Go on although the caller keeps batches, and say once when that goes beyond the budget."""
         slots, plan = self._readers.slots, self._readers.plan
         slots.ensure(plan.batches_filled_together)
-        added_bytes = (slots.count - slots.planned) * plan.batch_bytes
-        if plan.planned_bytes + added_bytes > plan.limit_bytes and not self._loader.told_kept:
+        if plan.planned_bytes + self._loader.added_bytes > plan.limit_bytes and not self._loader.told_kept:
             self._loader.told_kept = True
             warnings.warn(
                 f"{slots.lent} batches are being kept, each of {format_size(plan.batch_bytes)}. Their memory is yours, "
@@ -368,7 +396,8 @@ def _shut_down(readers: Readers, face: Face) -> None:
     readers.stop()
 
 
-def _order(ds: Dataset, shuffle: bool | Order, seed: int, window: int | str | None) -> Order:
+def order_of(ds: Dataset, shuffle: bool | Order, seed: int, window: int | str | None) -> Order:
+    """The order that suits how the rows are stored, or the caller's own."""
     check_seed(seed)
     length, starts = len(ds), ds.store.blocks
     if length == 0:
@@ -394,8 +423,9 @@ def _window_rows(window: int | str, row: int) -> int:
 
 def _layout(order: Order, store: Store) -> dict[str, Any]:
     """What a plan says of how rows are stored and mixed."""
-    in_blocks = isinstance(order, BlockShuffled | InBlocks)
-    quality = order.quality if isinstance(order, BlockShuffled) else 1.0 if isinstance(order, Shuffled) else None
+    in_blocks = isinstance(order, InWindows)
+    mixing = order.order if isinstance(order, Repeated) else order
+    quality = mixing.quality if isinstance(mixing, BlockShuffled) else 1.0 if isinstance(mixing, Shuffled) else None
     paths = read_paths(store)
     worst = max(paths, key=lambda path: path.amplification, default=None)
     return {
@@ -409,11 +439,10 @@ def _layout(order: Order, store: Store) -> dict[str, Any]:
 
 def _blocks(order: Order) -> dict[str, Any]:
     """What a plan must know of an order whose rows come in blocks."""
-    if not isinstance(order, BlockShuffled | InBlocks):
+    if not isinstance(order, InWindows):
         return {}
-    largest = int(np.diff(order.starts, append=len(order)).max())
-    together = order.window_blocks if isinstance(order, BlockShuffled) else 1
-    return {"block_rows": largest, "window_rows": min(together * largest, len(order))}
+    window_rows = order.window_blocks * order.block_rows
+    return {"block_rows": order.block_rows, "window_rows": min(window_rows, len(order))}
 
 
 def _place(face: Face, rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -447,7 +476,8 @@ def _chosen(ds: Dataset, columns: tuple[str, ...] | None) -> tuple[Store, Mappin
     return choose_fields(ds.store, {name: name for name in wanted}), casts
 
 
-def _limit(memory: int | str | None) -> tuple[int, str]:
+def memory_limit(memory: int | str | None) -> tuple[int, str]:
+    """The budget in bytes, and where it comes from if not from the caller."""
     if memory is not None:
         return parse_size(memory, argument="memory"), ""
     free = free_bytes()

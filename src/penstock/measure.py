@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.loader import Loader
 from penstock.machine import children, held_bytes, share_bytes
+from penstock.multi import MultiLoader
 from penstock.stats import Stats
 
 SAMPLE_EVERY_S = 0.005
@@ -72,7 +73,7 @@ class Measurement:
 
 
 def measure(
-    make_loader: Callable[[], Loader], *, epochs: int = 1, step: Callable[[Any], Any] | None = None
+    make_loader: Callable[[], Loader | MultiLoader], *, epochs: int = 1, step: Callable[[Any], Any] | None = None
 ) -> Measurement:
     """Make a loader and run it, with ``step`` on each batch, counting memory from before it was made."""
     samples, seconds = 0, 0.0

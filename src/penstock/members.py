@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock import pictures, tally, values
+from penstock import folderindex, pictures, tally, values
 from penstock.codecs import convert, convert_piece, convert_scratch_bytes
-from penstock.errors import ConfigError, Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch, Unsafe
-from penstock.extents import Members
+from penstock.errors import Changed, ConfigError, Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch, Unsafe
+from penstock.extents import LooseFiles, Members
 from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.picture_headers import read_header
@@ -50,8 +50,10 @@ _WHOLE_NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 
 _UINT8, _INT64, _OBJECT = np.dtype(np.uint8), np.dtype(np.int64), np.dtype(object)
 
-Decoders = Mapping[str, str | Callable[[bytes], Any]]
-"""The caller's own, by field or extension: a function of the bytes, or the name of one in ``penstock.values``."""
+Decoder = str | Callable[[bytes], Any] | np.dtype
+"""A function of the bytes, the name of one in ``penstock.values``, or what the bytes are an array of."""
+Decoders = Mapping[str, Any]
+"""The caller's own, by field or extension: see ``decoder_of``."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ class Wanted:
     """Height and width that pictures are brought to."""
     fit: Fit = "resize"
     max_pixels: int = MAX_PIXELS
-    decoders: Decoders = field(default_factory=dict)
+    decoders: Mapping[str, Decoder] = field(default_factory=dict)
 
-    def decoder(self, name: str) -> str | Callable[[bytes], Any] | None:
+    def decoder(self, name: str) -> Decoder | None:
         """The caller's own for a field: of its whole name, or of the longest of its extensions that has one."""
         while name not in self.decoders:
             _, dot, name = name.partition(".")
@@ -241,7 +243,47 @@ class Value:
         return self.values.decode(_whole(handle, offset, length))
 
 
-Kind = Npy | Picture | Number | Decoded | Value
+@dataclass(frozen=True)
+class Raw:
+    """The bytes of an array and nothing else; the caller said what they mean."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    head: ClassVar[bytes] = b""
+
+    @classmethod
+    def of(cls, declared: np.dtype, length: int) -> "Raw":
+        """A dtype that comes without a shape makes a vector of what is there, or one number."""
+        base, shape = declared.base, declared.shape
+        if not shape and length != base.itemsize:
+            if length % base.itemsize:
+                raise SchemaMismatch(f"{length:,} bytes, which is no whole number of {base} ({base.itemsize} each)")
+            shape = (length // base.itemsize,)
+        kind = cls(base, shape)
+        kind.check(length)
+        return kind
+
+    @cached_property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * prod(self.shape)
+
+    def scratch_bytes(self, longest: int) -> int:
+        return 0
+
+    def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
+        self.check(length)
+        handle.read_into(offset, goal)
+
+    def check(self, length: int) -> None:
+        """Refuse a member of another size."""
+        if length != self.bytes:
+            raise SchemaMismatch(f"{length:,} bytes, but {self} takes {self.bytes:,}")
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {self.shape}"
+
+
+Kind = Npy | Picture | Number | Decoded | Value | Raw
 
 
 def kind_of(name: str, first: bytes, wanted: Wanted | None = None) -> Kind:
@@ -249,8 +291,10 @@ def kind_of(name: str, first: bytes, wanted: Wanted | None = None) -> Kind:
     wanted = wanted or Wanted()
     decoder = wanted.decoder(name)
     extension = name.rsplit(".", 1)[-1]
+    if isinstance(decoder, np.dtype):
+        return Raw.of(decoder, len(first))
     if isinstance(decoder, str):
-        return Value(named(decoder))
+        return Value(values.NAMED[decoder])
     if decoder is not None:
         return _made_by(decoder, first)
     if extension == "npy":
@@ -269,12 +313,24 @@ def kind_of(name: str, first: bytes, wanted: Wanted | None = None) -> Kind:
     return Value(values.BY_EXTENSION.get(extension, values.BYTES))
 
 
-def named(decoder: str) -> Values:
-    """One of ``penstock.values``."""
-    if decoder not in values.NAMED:
+def decoder_of(given: Any) -> Decoder:
+    """What a caller may give: a function, the name of one of ``penstock.values``, or what the bytes are an array of."""
+    if isinstance(given, str) and given in values.NAMED:
+        return given
+    if callable(given) and not (isinstance(given, type) and issubclass(given, np.generic)):
+        function: Callable[[bytes], Any] = given
+        return function
+    try:
+        dtype: np.dtype = np.dtype(given)
+    except (TypeError, ValueError):
+        dtype = _OBJECT
+    if dtype.base.kind not in "biufc":
         known = ", ".join(map(repr, values.NAMED))
-        raise ConfigError(f"decoders: no decoder {decoder!r}; expected a function, or one of {known}")
-    return values.NAMED[decoder]
+        raise ConfigError(
+            f"decoders: no decoder {given!r}; expected a function of the bytes, one of {known}, or for plain bytes of "
+            f'an array its dtype and shape, such as ("float32", (64, 64))'
+        )
+    return dtype
 
 
 def is_known(name: str, wanted: Wanted | None = None) -> bool:
@@ -361,20 +417,33 @@ class MemberReader:
         return whole + max(own, chosen + (convert_scratch_bytes(elements, self.cast) if self.cast else 0))
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        array = self.array
+        array, pairs = self.array, zip(rows.tolist(), at.tolist(), strict=True)
+        if isinstance(array, LooseFiles):
+            for row, place in pairs:
+                try:
+                    with self.files.lend(array.file_at(row)) as handle:
+                        self._read_row(handle, row, place, target)
+                except Changed:
+                    folderindex.forget(array.saved)  # so that opening the dataset again does help
+                    raise
+            return
         with self.files.lend(array.file) as handle:
-            for row, place in zip(rows.tolist(), at.tolist(), strict=True):
-                if isinstance(self.kind, Value):
-                    target[place] = self._read_one(handle, row, target)
-                    continue
-                goal = target[place : place + 1].reshape(self.spec.shape)
-                if self.straight:
-                    self._read_one(handle, row, goal)
-                    continue
-                with borrow(array.row_bytes) as scratch:
-                    whole = scratch.view(array.stored).reshape(array.shape)
-                    self._read_one(handle, row, whole)
-                    self._take(whole.reshape(-1), goal.reshape(-1))
+            for row, place in pairs:
+                self._read_row(handle, row, place, target)
+
+    def _read_row(self, handle: Handle, row: int, place: int, target: np.ndarray) -> None:
+        array = self.array
+        if isinstance(self.kind, Value):
+            target[place] = self._read_one(handle, row, target)
+            return
+        goal = target[place : place + 1].reshape(self.spec.shape)
+        if self.straight:
+            self._read_one(handle, row, goal)
+            return
+        with borrow(array.row_bytes) as scratch:
+            whole = scratch.view(array.stored).reshape(array.shape)
+            self._read_one(handle, row, whole)
+            self._take(whole.reshape(-1), goal.reshape(-1))
 
     def _read_one(self, handle: Handle, row: int, goal: np.ndarray) -> Any:
         """Put a member into ``goal``, or return what it says where that is of no fixed size."""

@@ -70,11 +70,34 @@ class InOrder(Order):
         return {"order": "in order", "rows": self.length}
 
 
+class InWindows(Order):
+    """An order that takes whole blocks of rows, a window of them at a time, so that each need be read but once."""
+
+    starts: np.ndarray
+    """First rows of the blocks, ascending, from 0."""
+    window_blocks: int
+    block_rows: int
+    """Rows of the largest block."""
+
+    @abstractmethod
+    def windows(self, epoch: int) -> np.ndarray:
+        """The first position of each window, and the end of the last."""
+
+    @abstractmethod
+    def blocks_of(self, epoch: int, window: int) -> np.ndarray:
+        """The blocks that make up a window."""
+
+
 @dataclass(frozen=True)
-class InBlocks(InOrder):
+class InBlocks(InOrder, InWindows):
     """Row ``i`` at position ``i``, for rows that come in blocks: each block is a window of its own."""
 
     starts: np.ndarray
+    window_blocks = 1
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return int(np.diff(self.starts, append=self.length).max())
 
     def windows(self, epoch: int) -> np.ndarray:
         return np.append(self.starts, self.length)
@@ -131,7 +154,7 @@ class Resampled(Order):
 
 
 @dataclass(frozen=True)
-class BlockShuffled(Order):
+class BlockShuffled(InWindows):
     """All rows once: blocks in a random order, ``window_blocks`` of them at a time, their rows mixed.
 
     ``starts`` are the first rows of the blocks, ascending, from 0. Whoever reads a window whole touches each block
@@ -188,12 +211,14 @@ class BlockShuffled(Order):
         apart_in_window = 1 - (rows - 1) / (window - 1)
         return apart_in_window / (1 - (rows - 1) / (self.length - 1))
 
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return int(_sizes(self).max())
+
     def windows(self, epoch: int) -> np.ndarray:
-        """The first position of each window, and the end of the last."""
         return _window_starts(self, epoch)
 
     def blocks_of(self, epoch: int, window: int) -> np.ndarray:
-        """The blocks that make up a window."""
         first = window * self.window_blocks
         last = min(first + self.window_blocks, len(self.starts))
         return permutation(len(self.starts), self.seed, epoch, "blocks")(np.arange(first, last))
@@ -214,11 +239,75 @@ class BlockShuffled(Order):
         return np.asarray(begins[place] + mixed - (ends - sizes)[place])
 
 
+@dataclass(frozen=True)
+class Repeated(Order):
+    """The passes of another order one after another, ``length`` positions of them an epoch.
+
+    An epoch goes on where the one before it ended, and each pass is drawn anew: every row comes once before any comes
+    twice, whatever an epoch's length.
+    """
+
+    order: Order
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def at(self, epoch: int, positions: np.ndarray) -> Rows:
+        passes, places = np.divmod(epoch * self.length + np.asarray(positions, np.int64), len(self.order))
+        rows = np.empty(len(places), np.int64)
+        for number in np.unique(passes).tolist():
+            here = passes == number
+            rows[here] = self.order.at(number, places[here])
+        return rows
+
+    def describe(self) -> Mapping[str, Any]:
+        return {**self.order.describe(), "length": self.length}
+
+
+@dataclass(frozen=True)
+class RepeatedWindows(Repeated, InWindows):
+    """The same of an order of windows; those at the ends of an epoch may be cut."""
+
+    order: InWindows
+
+    @property
+    def starts(self) -> np.ndarray:  # type: ignore[override]
+        return self.order.starts
+
+    @property
+    def window_blocks(self) -> int:  # type: ignore[override]
+        return self.order.window_blocks
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return self.order.block_rows
+
+    def windows(self, epoch: int) -> np.ndarray:
+        begin, rows = epoch * self.length, len(self.order)
+        passes = range(begin // rows, -(-(begin + self.length) // rows))
+        ends = np.concatenate([self.order.windows(number)[1:] + number * rows for number in passes]) - begin
+        inside = ends[(ends > 0) & (ends < self.length)]
+        return np.concatenate([[0], inside, [self.length]])
+
+    def blocks_of(self, epoch: int, window: int) -> np.ndarray:
+        first_pass, place = divmod(epoch * self.length, len(self.order))
+        windows = self.order.windows(first_pass)
+        first = int(np.searchsorted(windows, place, side="right")) - 1
+        further, number = divmod(first + window, len(windows) - 1)
+        return self.order.blocks_of(first_pass + further, number)
+
+
+def repeated(order: Order, length: int) -> Repeated:
+    """So many positions an epoch, of passes of this order."""
+    return RepeatedWindows(order, length) if isinstance(order, InWindows) else Repeated(order, length)
+
+
 def _sizes(order: BlockShuffled) -> np.ndarray:
     return np.diff(order.starts, append=order.length)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)  # several datasets may be read at once, each at the end of one pass and the start of the next
 def _window_starts(order: BlockShuffled, epoch: int) -> np.ndarray:
     blocks = permutation(len(order.starts), order.seed, epoch, "blocks")(np.arange(len(order.starts)))
     ends = np.cumsum(_sizes(order)[blocks])
@@ -317,5 +406,10 @@ def check_seed(seed: int) -> None:
 
 @lru_cache(maxsize=64)
 def _keys(seed: int, epoch: int, *purpose: str | int) -> np.ndarray:
+    return generator(seed, epoch, *purpose).integers(0, 2**63, ROUNDS_SMALL, dtype=np.uint64)
+
+
+def generator(seed: int, epoch: int, *purpose: str | int) -> np.random.Generator:
+    """Random numbers that belong to this seed, epoch and purpose alone."""
     words = [int.from_bytes(word.encode(), "little") if isinstance(word, str) else word for word in purpose]
-    return np.random.default_rng([seed, epoch, *words]).integers(0, 2**63, ROUNDS_SMALL, dtype=np.uint64)
+    return np.random.default_rng([seed, epoch, *words])

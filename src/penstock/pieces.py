@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.coalesce import consecutive
 from penstock.extents import Chunks
-from penstock.within import Box, Mask, Within, coordinates, element_strides
+from penstock.within import Box, Mask, Within, ascending, coordinates, element_strides
 
 # Measured: what knowing one piece's place in a row takes.
 PIECE_BYTES = 600
@@ -53,12 +53,17 @@ def groups(array: Chunks, part: Within) -> Groups:
     if isinstance(part, Box):
         return _BoxGroups(array, part)
     if array.piece_elements == 1:
-        return _ElementGroups(part)
+        return part.tables.get("elements", partial(_element_groups, part))
     return part.tables.get(("groups", array.chunk), partial(_mask_groups, array, part))
 
 
 def _mask_groups(array: Chunks, mask: Mask) -> "tuple[_MaskGroups, int]":
     return _MaskGroups(array, mask), WORKING_BYTES * len(mask.flat)
+
+
+def _element_groups(mask: Mask) -> "tuple[_ElementGroups, int]":
+    made = _ElementGroups(mask)
+    return made, made.index_bytes
 
 
 def pieces(array: Chunks, part: Within) -> "list[BoxPiece] | list[MaskPiece]":
@@ -143,16 +148,22 @@ class _ElementGroups:
     """Chunks of one element of each row, so that the elements wanted and the pieces wanted are the same numbers."""
 
     def __init__(self, mask: Mask) -> None:
-        self.mask = mask
+        self.order = None if ascending(mask.flat) else np.argsort(mask.flat, kind="stable")
+        self.flat = mask.flat if self.order is None else mask.flat[self.order]
+
+    @property
+    def index_bytes(self) -> int:
+        return 0 if self.order is None else self.order.nbytes + self.flat.nbytes
 
     def __len__(self) -> int:
-        return len(self.mask.flat)
+        return len(self.flat)
 
     def pieces(self, begin: int, end: int) -> np.ndarray:
-        return self.mask.flat[begin:end]
+        return self.flat[begin:end]
 
     def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, Places]:
-        return None, slice(begin, begin + len(pieces))
+        here = slice(begin, begin + len(pieces))
+        return None, here if self.order is None else _as_slice(self.order[here])
 
 
 class _MaskGroups:

@@ -5,11 +5,11 @@ one), several batches where they are small (so that handing over costs little).
 
 Memory goes to, in this order of need: the smallest set-up that works at all (one batch in the caller's hands, one being
 filled, one thread), then as many threads as were asked for, then slots, until more would not help. The budget is a
-limit, not a goal.
+limit, not a goal. Several datasets that are read by the same threads share one budget, each with slots of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from penstock.budget import MemoryBudget
 from penstock.errors import BudgetExceeded
@@ -48,6 +48,8 @@ class Request:
     scratch_bytes: Callable[[int], int]
     """What one read of so many rows borrows."""
     index_bytes: int = 0
+    shared_index: Mapping[int, int] = field(default_factory=dict)
+    """Further bytes, by what is shared with other indices."""
     block_rows: int = 0
     """Rows of the largest block that is read whole; 0 where each row can be read by itself."""
     window_rows: int = 0
@@ -136,41 +138,107 @@ class Plan:
         return ""
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What of a budget goes to one request."""
+
+    request: Request
+    rows_per_read: int
+    slots: int
+
+    @property
+    def batch_bytes(self) -> int:
+        return slot_bytes(self.request.fields, self.request.batch_rows)
+
+    def slots_wanted(self, threads: int) -> int:
+        """How many slots would be used if memory allowed, with so many threads at work on this request."""
+        wanted = min(_slots_wanted(self.request, threads, self.rows_per_read), self.request.steps + 1)
+        return max(_least_slots(self.request, self.rows_per_read), wanted)
+
+    def plan(self, threads: int, holders: Mapping[str, int], smallest_bytes: int, *, others: int = 0) -> Plan:
+        """This as a plan, where the threads work for so many others too."""
+        request, wanted = self.request, self.slots_wanted(_at_work(threads, 1 + others))
+        return Plan(
+            request.limit_bytes, holders, request.batch_rows, self.batch_bytes, self.slots, wanted,
+            threads, self.rows_per_read, smallest_bytes, request.window_rows, _window_batches(request),
+            request.limit_note, request.shuffle_quality, request.amplification, request.advice,
+        )  # fmt: skip
+
+
 def make_plan(request: Request) -> Plan:
     """Decide; raise ``BudgetExceeded`` if nothing fits."""
-    batch_bytes = slot_bytes(request.fields, request.batch_rows)
-    # What a read may be, from what is wanted down to what is needed.
-    sizes = _read_sizes(request)
-    least = _least_slots(request, sizes[-1])
-    smallest = _holders(request, batch_bytes, slots=least, threads=1, rows_per_read=sizes[-1])
-    smallest_bytes = sum(smallest.values())
-    if smallest_bytes > request.limit_bytes:
-        raise BudgetExceeded(_refusal(request, smallest, batch_bytes))
-
-    def fits(slots: int, threads: int, rows_per_read: int) -> bool:
-        holders = _holders(request, batch_bytes, slots=slots, threads=threads, rows_per_read=rows_per_read)
-        return sum(holders.values()) <= request.limit_bytes
-
-    # Each in turn, and the next only when this one has all it wants: more memory never means less of anything.
-    threads = next(t for t in range(request.threads, 0, -1) if t == 1 or fits(least, t, sizes[-1]))
-    rows_per_read = sizes[-1]
-    if threads == request.threads:
-        rows_per_read = next(r for r in sizes if r == sizes[-1] or fits(_least_slots(request, r), threads, r))
-    least = _least_slots(request, rows_per_read)
-    most = max(least, min(_slots_wanted(request, threads, rows_per_read), request.steps + 1))
-    slots = least
-    if rows_per_read == sizes[0]:
-        slots = next(s for s in range(most, 0, -1) if s == least or fits(s, threads, rows_per_read))
-
+    smallest = holders([least(request)], threads=1)
+    if sum(smallest.values()) > request.limit_bytes:
+        raise BudgetExceeded(_refusal(request, smallest, least(request).batch_bytes))
+    threads, spent = spend([request])
     ledger = MemoryBudget(request.limit_bytes)
-    holders = _holders(request, batch_bytes, slots=slots, threads=threads, rows_per_read=rows_per_read)
-    for holder, bytes_ in holders.items():
+    for holder, bytes_ in holders(spent, threads).items():
         ledger.reserve(holder, bytes_)
-    return Plan(
-        request.limit_bytes, ledger.holders, request.batch_rows, batch_bytes, slots, most, threads, rows_per_read,
-        smallest_bytes, request.window_rows, _window_batches(request), request.limit_note, request.shuffle_quality,
-        request.amplification, request.advice,
-    )  # fmt: skip
+    return spent[0].plan(threads, ledger.holders, sum(smallest.values()))
+
+
+def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
+    """Threads, and what each request gets of one budget; the smallest set-up must fit.
+
+    Each wish in turn, and the next only when this one has all it wants: more memory never means less of anything.
+    """
+    limit_bytes, wanted = requests[0].limit_bytes, requests[0].threads
+    spent = [least(request) for request in requests]
+
+    def fits(spent: list[Spent], threads: int) -> bool:
+        return sum(holders(spent, threads).values()) <= limit_bytes
+
+    threads = next(number for number in range(wanted, 0, -1) if number == 1 or fits(spent, number))
+    if threads < wanted:
+        return threads, spent
+    for number, request in enumerate(requests):
+        sizes = _read_sizes(request)
+        for rows in sizes:
+            one = Spent(request, rows, _least_slots(request, rows))
+            if rows == sizes[-1] or fits([*spent[:number], one, *spent[number + 1 :]], threads):
+                break
+        spent[number] = one
+        if one.rows_per_read < sizes[0]:
+            return threads, spent
+    free_bytes = limit_bytes - sum(holders(spent, threads).values())
+    more = _more_slots(spent, threads, free_bytes)
+    return threads, [replace(one, slots=one.slots + extra) for one, extra in zip(spent, more, strict=True)]
+
+
+def _more_slots(spent: Sequence[Spent], threads: int, free_bytes: int) -> list[int]:
+    """Slots beyond the least, one each in turn until one does not fit."""
+    wanted = [one.slots_wanted(_at_work(threads, len(spent))) - one.slots for one in spent]
+    more = [0] * len(spent)
+    while more != wanted:
+        for number, one in enumerate(spent):
+            if more[number] < wanted[number]:
+                free_bytes -= one.batch_bytes
+                if free_bytes < 0:
+                    return more
+                more[number] += 1
+    return more
+
+
+def _at_work(threads: int, requests: int) -> int:
+    """Threads at work on one of so many requests at a time."""
+    return -(-threads // requests)
+
+
+def least(request: Request) -> Spent:
+    """The smallest set-up that works at all."""
+    rows = _read_sizes(request)[-1]
+    return Spent(request, rows, _least_slots(request, rows))
+
+
+def holders(spent: Sequence[Spent], threads: int) -> dict[str, int]:
+    """Bytes by what they are for. A thread's scratch serves whatever it reads; what indices share counts once."""
+    shared = {which: size for one in spent for which, size in one.request.shared_index.items()}
+    return {
+        "batches": sum(one.slots * one.batch_bytes for one in spent),
+        "reading": threads * (max(one.request.scratch_bytes(one.rows_per_read) for one in spent) + THREAD_BYTES),
+        "index": sum(one.request.index_bytes for one in spent) + sum(shared.values()),
+        "base": BASE_BYTES,
+    }
 
 
 def _read_sizes(request: Request) -> list[int]:
@@ -218,15 +286,6 @@ def _least_slots(request: Request, rows_per_read: int) -> int:
     """One batch in the caller's hands, and those that are filled together."""
     together = _window_batches(request) or max(1, rows_per_read // request.batch_rows)
     return 1 + together + request.spare_slots
-
-
-def _holders(request: Request, batch_bytes: int, *, slots: int, threads: int, rows_per_read: int) -> dict[str, int]:
-    return {
-        "batches": slots * batch_bytes,
-        "reading": threads * (request.scratch_bytes(rows_per_read) + THREAD_BYTES),
-        "index": request.index_bytes,
-        "base": BASE_BYTES,
-    }
 
 
 def _refusal(request: Request, smallest: Mapping[str, int], batch_bytes: int) -> str:

@@ -4,6 +4,7 @@ Of rows of which only a part is wanted, the ranges worth reading are read: those
 gaps between them that cost less to read than another call would.
 """
 
+from itertools import repeat
 from math import prod
 
 import numpy as np
@@ -15,8 +16,7 @@ from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Cast, FieldSpec
-from penstock.urls import is_remote
-from penstock.within import Mask, Within
+from penstock.within import Mask, Within, ascending
 
 # Below this a system call a row costs more than the copy: gather from a mapping instead (0.8 against 2.5 million
 # rows of 4 KiB a second). Above it, reads keep the page tables small and notice a file that was cut short.
@@ -39,7 +39,7 @@ def range_reader(
     array: Contiguous, files: Files, cast: Cast | None, part: Within | None
 ) -> "RangeReader | GatherReader | PartReader":
     """The reader that suits the size of the rows."""
-    if array.row_bytes < MAP_BELOW_BYTES and not is_remote(array.file.path):
+    if array.row_bytes < MAP_BELOW_BYTES and array.file.can_be_mapped:
         return GatherReader(array, files, cast, part)
     return RangeReader(array, files, cast) if part is None else PartReader(array, files, cast, part)
 
@@ -86,7 +86,9 @@ class RangeReader:
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         array = self.array
         with self.files.lend(array.file) as handle:
-            for first, place, count in coalesce.neighbours(rows, at):
+            whole = target.flags.c_contiguous
+            runs = coalesce.neighbours(rows, at) if whole else zip(rows.tolist(), at.tolist(), repeat(1), strict=False)
+            for first, place, count in runs:
                 offset = array.offset + first * array.row_bytes
                 goal = target[place : place + count]
                 if self.cast:
@@ -132,7 +134,10 @@ class PartReader:
 
 def _worth_reading(part: Within, width: int) -> tuple[tuple[list[tuple[int, int]], np.ndarray], int]:
     """Byte offsets in the row and lengths; where each wanted element lies in what is read; and the size of both."""
-    flat = part.flat
+    flat, order = part.flat, None
+    if not ascending(flat):  # delivered in an order of their own
+        order = np.argsort(flat, kind="stable")
+        flat = flat[order]
     breaks = [0]
     for begin in range(0, len(flat), TABLE_PIECE):  # piece by piece: a mask may name millions
         steps = np.diff(flat[begin : begin + TABLE_PIECE + 1])
@@ -144,13 +149,16 @@ def _worth_reading(part: Within, width: int) -> tuple[tuple[list[tuple[int, int]
         ranges.append((first * width, count * width))
         np.subtract(flat[begin:end], first - done, out=packed[begin:end])
         done += count
+    if order is not None:
+        in_order, packed = packed, np.empty_like(packed)
+        packed[order] = in_order
     return (ranges, packed), packed.nbytes + RANGE_BYTES * len(ranges)
 
 
-class GatherReader:
-    """Rows too small for a system call each, gathered from a mapping of the file."""
+class Gathering:
+    """Rows too small for a system call each, gathered from a mapping of the file; who derives says how."""
 
-    def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: Within | None) -> None:
+    def __init__(self, array: Array, files: Files, cast: Cast | None, part: Within | None) -> None:
         self.array, self.files, self.cast, self.spec = array, files, cast, _spec(array, cast, part)
         self.part = part
         self.flat = None if part is None else part.tables.get("flat", lambda: _flat(part))
@@ -170,21 +178,23 @@ class GatherReader:
             return
         tally.mine().bytes_read += len(rows) * array.row_bytes
         with self.files.lend(array.file, mapped=True) as handle:
-            end = array.offset + array.rows * array.row_bytes
-            stored = handle.bytes[array.offset : end].reshape(array.rows, array.row_bytes)
-            if self.cast is None and self.flat is None and coalesce.consecutive(at):
+            if self.cast is None and self.flat is None and coalesce.consecutive(at) and target.flags.c_contiguous:
                 goal = target[int(at[0]) : int(at[0]) + len(at)].reshape(len(at), -1).view(np.uint8)
-                np.take(stored, rows, axis=0, out=goal, mode="clip")  # clip: the one mode that copies straight to out
+                self._gather(handle, rows, goal)
                 return
             for begin in range(0, len(rows), self.group):
                 group = slice(begin, begin + self.group)
-                self._through_scratch(stored, rows[group], at[group], target)
+                self._through_scratch(handle, rows[group], at[group], target)
 
-    def _through_scratch(self, stored: np.ndarray, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+    def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
+        """Rows as stored, one after another, into ``goal``: bytes, a row each."""
+        raise NotImplementedError
+
+    def _through_scratch(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         array, count = self.array, len(rows)
         wanted = count * prod(self.spec.shape)
         with borrow(count * array.row_bytes) as raw:
-            np.take(stored, rows, axis=0, out=raw.reshape(count, -1), mode="clip")
+            self._gather(handle, rows, raw.reshape(count, -1))
             elements = raw.view(array.stored).reshape(count, -1)
             with borrow(0 if self.flat is None else wanted * array.stored.itemsize) as part:
                 if self.flat is not None:
@@ -198,3 +208,15 @@ class GatherReader:
                     ready = converted.view(self.spec.dtype)
                     convert(elements.reshape(-1), ready, self.cast)
                     target[at] = ready.reshape(count, *self.spec.shape)
+
+
+class GatherReader(Gathering):
+    """Rows that follow each other."""
+
+    def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: Within | None) -> None:
+        super().__init__(array, files, cast, part)
+        self._begin, self._size = array.offset, array.rows * array.row_bytes
+
+    def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
+        stored = handle.bytes[self._begin : self._begin + self._size].reshape(self.array.rows, self.array.row_bytes)
+        np.take(stored, rows, axis=0, out=goal, mode="clip")  # clip: the one mode that copies straight to out

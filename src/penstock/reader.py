@@ -2,11 +2,14 @@
 
 Reads are handed out one at a time under one lock; whoever holds it may wait there for a free slot, since everybody else
 would have to wait for the same. Slots go to batches in order, so the batch the caller waits for always has one.
+Where one team of threads reads for several datasets, each has slots of its own, and of those that can go on, the one
+whose batch is wanted first goes first.
 Results and errors travel to the caller with their step; an error is raised where its batch would have come.
 """
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
@@ -35,28 +38,113 @@ class ReaderTimes:
     """What was read and decoded."""
 
 
-class Readers:
-    """The threads of one epoch."""
+class Team:
+    """Threads that read for one dataset, or for several whose batches are wanted in turn."""
 
-    def __init__(self, store: Store, epoch: Epoch, plan: Plan, slots: Slots, *, skip: bool = False) -> None:
-        self.store, self.epoch, self.plan, self.slots = store, epoch, plan, slots
-        self._skip = skip
-        self.times = ReaderTimes()
-        self._scratch_bytes = store.scratch_bytes(plan.rows_per_read)
+    def __init__(self, threads: int) -> None:
+        self.bell: SimpleQueue[None] = SimpleQueue()
+        """Rung by every slot that becomes free."""
+        self._members: list[Readers] = []
+        self._gone = 0
         self._turn = threading.Lock()
+        self._stopping = stopping.Flag()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"penstock-reader-{number}", daemon=True)
+            for number in range(threads)
+        ]
+
+    def join(self, readers: "Readers") -> None:
+        """Read for these too; before ``start``."""
+        self._members.append(readers)
+
+    def start(self) -> None:
+        """Begin to read."""
+        for thread in self._threads:
+            thread.start()
+
+    def leave(self) -> None:
+        """Some of those it reads for need no more. With the last of them the threads end, and everything is let go."""
+        self._gone += 1
+        if self._gone < len(self._members):
+            return
+        self._stopping.is_set = True
+        self.bell.put(None)
+        # The collector ends iterations wherever it happens to run, and no thread can wait for itself.
+        if threading.current_thread() in self._threads:
+            threading.Thread(target=self._end, name="penstock-end", daemon=True).start()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        for thread in self._threads:
+            if thread.ident is not None:  # or else it was never started: the system had no more, say
+                thread.join()
+        for readers in self._members:
+            readers.let_go()
+
+    def _work(self) -> None:
+        memory.prepare(max(readers.scratch_bytes for readers in self._members))
+        stopping.watch(self._stopping)
+        try:
+            while (work := self._next()) is not None:
+                readers, read = work
+                readers.do(read)
+        except BaseException as error:  # whatever it is, the caller must hear of it
+            for readers in self._members:
+                readers.fail(error)
+        finally:
+            memory.release()
+
+    def _next(self) -> tuple["Readers", Read] | None:
+        """The next read and whose it is; waits for slots where nobody has one."""
+        with self._turn:
+            while not self._stopping.is_set:
+                while not self.bell.empty():  # whatever became free by now is seen by what follows
+                    self.bell.get()
+                able = [readers for readers in self._members if readers.can_go_on()]
+                if able:
+                    first = min(able, key=Readers.wanted_at)
+                    return first, first.take()
+                if all(readers.all_taken for readers in self._members):
+                    return None
+                began = time.perf_counter()
+                self.bell.get()
+                for readers in self._members:
+                    readers.times.waiting_for_slots += time.perf_counter() - began
+        return None
+
+
+class Readers:
+    """One epoch of one dataset, read by a team's threads.
+
+    ``wanted_at`` says when a step's batch will be wanted, on a scale that all who share the team go by.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        epoch: Epoch,
+        plan: Plan,
+        slots: Slots,
+        team: Team,
+        *,
+        wanted_at: Callable[[int], float] = float,
+        skip: bool = False,
+    ) -> None:
+        self.store, self.epoch, self.plan, self.slots = store, epoch, plan, slots
+        self._team, self._wanted_at, self._skip = team, wanted_at, skip
+        self.times = ReaderTimes()
+        self.scratch_bytes = store.scratch_bytes(plan.rows_per_read)
+        self.all_taken = False
         self._counting = threading.Lock()
         self._reads = reads(epoch, plan, self._free_slot)
+        self._next_read: Read | None = None
         self._done: SimpleQueue[list[Batch] | BaseException] = SimpleQueue()
         self._ready: dict[int, Batch] = {}
         self._held: set[int] = set()
-        self._stopping = False
-        self._asked_to_stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"penstock-reader-{number}", daemon=True)
-            for number in range(plan.threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._stopped = False
+        slots.bell = team.bell
+        team.join(self)
 
     def get(self, step: int) -> Batch:
         """The batch of this step, when it is there. Its slot is then the caller's to lend or give back."""
@@ -74,15 +162,46 @@ class Readers:
         return self._hand_over(step)
 
     def stop(self) -> None:
-        """End the threads, take back their slots, close the files. Safe to call twice."""
-        self._stopping = True
-        self._asked_to_stop.set()
-        self.slots.free.put(None)
-        for thread in self._threads:
-            thread.join()
+        """End the threads, unless they read for others still. Safe to call twice."""
+        if not self._stopped:
+            self._stopped = True
+            self._team.leave()
+
+    def let_go(self) -> None:
+        """Take back the slots of batches that nobody asked for, and close the files; the threads have ended."""
         while self._held:
             self.slots.give_back(self._held.pop())
         self.store.close()
+
+    def can_go_on(self) -> bool:
+        """Whether there is a next read that has its slots."""
+        if self._next_read is None and not self.all_taken:
+            try:
+                self._next_read = next(self._reads)
+            except StopIteration:
+                self.all_taken = True
+        return self._next_read is not None
+
+    def wanted_at(self) -> float:
+        """When the next read is wanted."""
+        assert self._next_read is not None
+        return self._wanted_at(min(part.batch.step for part in self._next_read.parts))
+
+    def take(self) -> Read:
+        """The next read, to be done."""
+        assert self._next_read is not None
+        read, self._next_read = self._next_read, None
+        return read
+
+    def do(self, read: Read) -> None:
+        """Read it, and post the batches that are whole now."""
+        began = time.perf_counter()
+        self._fill(read)
+        self._post(read, time.perf_counter() - began)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell whoever waits for a batch that a thread has ended."""
+        self._done.put(error)
 
     def _receive(self, posted: list[Batch] | BaseException) -> None:
         if isinstance(posted, BaseException):
@@ -100,31 +219,12 @@ class Readers:
         return batch
 
     def _free_slot(self) -> int | None:
-        began = time.perf_counter()
-        while not self._stopping:
-            number = self.slots.free.get()
-            if number is not None:
-                self._held.add(number)
-                self.times.waiting_for_slots += time.perf_counter() - began
-                return number
-        return None
-
-    def _work(self) -> None:
-        memory.prepare(self._scratch_bytes)
-        stopping.watch(self._asked_to_stop)
         try:
-            while (read := self._next_read()) is not None:
-                began = time.perf_counter()
-                self._fill(read)
-                self._post(read, time.perf_counter() - began)
-        except BaseException as error:  # whatever it is, the caller must hear of it
-            self._done.put(error)
-        finally:
-            memory.release()
-
-    def _next_read(self) -> Read | None:
-        with self._turn:
-            return None if self._stopping else next(self._reads, None)
+            number = self.slots.free.get_nowait()
+        except Empty:
+            return None
+        self._held.add(number)
+        return number
 
     def _fill(self, read: Read) -> None:
         for parts in self._together(read):

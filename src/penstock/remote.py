@@ -158,8 +158,11 @@ class Remote:
         while goals:
             try:
                 with self._answer(file.path, at, end, file, clock) as answer:
+                    began = at
                     while goals:
                         got = answer.readinto(goals[0])
+                        if not got and at == began:
+                            raise Passing("an empty answer")
                         if not got:
                             break  # a shorter range than asked for: go on from there
                         at += got

@@ -125,10 +125,12 @@ def _key(file: FileId, name: str) -> str:
         if not file.etag and not file.mtime_ns:
             raise OSError("a file whose server tells neither ETag nor time may be another one tomorrow")
         return hashlib.sha256(repr((file.path, file.size, file.mtime_ns, file.etag, name)).encode()).hexdigest()
-    with open(file.path, "rb") as data:
-        head = data.read(ENDS_BYTES)
-        data.seek(max(0, file.size - ENDS_BYTES))
-        tail = data.read(ENDS_BYTES)
+    head = tail = b""  # of a folder, whose table knows itself whether it is current
+    if not os.path.isdir(file.path):
+        with open(file.path, "rb") as data:
+            head = data.read(ENDS_BYTES)
+            data.seek(max(0, file.size - ENDS_BYTES))
+            tail = data.read(ENDS_BYTES)
     parts = (os.path.abspath(file.path), file.size, file.mtime_ns, name, head, tail)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.deal import Deal
-from penstock.order import PIECE, BlockShuffled, InBlocks, Order
+from penstock.order import PIECE, InWindows, Order
 from penstock.pieces import WHOLE, Share
 from penstock.plan import Plan
 
@@ -57,17 +57,17 @@ class Epoch:
 
 
 TakeSlot = Callable[[], int | None]
-"""A free slot, when there is one; None when there will be no more."""
+"""A free slot; None when there is none just now."""
 
 
-def reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read]:
-    """All reads of the epoch, each with its slots taken; ends early when there are no more slots."""
-    if isinstance(epoch.order, BlockShuffled | InBlocks):
+def reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read | None]:
+    """All reads of the epoch, each with its slots taken; None where it must wait for one: ask again then."""
+    if isinstance(epoch.order, InWindows):
         return _block_reads(epoch, epoch.order, plan.shares, take_slot)
     return _row_reads(epoch, plan, take_slot)
 
 
-def _row_reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read]:
+def _row_reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read | None]:
     deal, together = epoch.deal, plan.batches_per_read
     stride = together * max(1, PIECE // (together * plan.batch_rows))
     for first in range(0, deal.steps, stride):
@@ -77,9 +77,8 @@ def _row_reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read]:
         for begin in range(first, last, together):
             batches = []
             for step in range(begin, min(begin + together, last)):
-                slot = take_slot()
-                if slot is None:
-                    return
+                while (slot := take_slot()) is None:
+                    yield None
                 batches.append(Batch(step, slot, rows[bounds[step - first] : bounds[step - first + 1]]))
             yield from _split(batches, plan.rows_per_read)
 
@@ -97,16 +96,15 @@ def _split(batches: list[Batch], rows_per_read: int) -> Iterator[Read]:
         yield Read([Part(batch, batch.rows[begin:end], np.arange(begin, end))])
 
 
-def _block_reads(epoch: Epoch, order: BlockShuffled | InBlocks, shares: int, take_slot: TakeSlot) -> Iterator[Read]:
+def _block_reads(epoch: Epoch, order: InWindows, shares: int, take_slot: TakeSlot) -> Iterator[Read | None]:
     """Window by window: open the batches that reach into it, then read its blocks."""
     deal, windows = epoch.deal, order.windows(epoch.number)
     waiting: dict[int, list[Part]] = {}
     step = 0
     for window in range(int(np.searchsorted(windows, deal.start, side="right")) - 1, len(windows) - 1):
         while step < deal.steps and deal.positions(step, step + 1)[0][0] < windows[window + 1]:
-            slot = take_slot()
-            if slot is None:
-                return
+            while (slot := take_slot()) is None:
+                yield None
             rows = order.at(epoch.number, deal.positions(step, step + 1)[0])
             for block, part in _by_block(Batch(step, slot, rows), order, shares):
                 waiting.setdefault(block, []).append(part)
@@ -118,7 +116,7 @@ def _block_reads(epoch: Epoch, order: BlockShuffled | InBlocks, shares: int, tak
                     yield Read(parts, scattered=True, share=(number, shares))
 
 
-def _by_block(batch: Batch, order: BlockShuffled | InBlocks, shares: int) -> list[tuple[int, Part]]:
+def _by_block(batch: Batch, order: InWindows, shares: int) -> list[tuple[int, Part]]:
     """A batch's rows apart by block; there will be so many reads for each."""
     blocks = np.searchsorted(order.starts, batch.rows, side="right") - 1
     distinct = sorted(set(blocks.tolist()))

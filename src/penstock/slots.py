@@ -34,8 +34,10 @@ class Slots:
 
     def __init__(self, fields: Fields, rows: int, count: int, pin: Pin | None = None) -> None:
         self.fields, self.rows, self.planned = fields, rows, count
-        self.free: SimpleQueue[int | None] = SimpleQueue()
-        """Numbers of free slots. None is no slot, only a nudge to whoever waits."""
+        self.free: SimpleQueue[int] = SimpleQueue()
+        """Numbers of free slots."""
+        self.bell: SimpleQueue[None] = SimpleQueue()
+        """Rung whenever a slot becomes free; slots of several datasets may share one."""
         self.added_peak = 0
         """The most slots that were in use beyond the plan at once."""
         self._pin = pin
@@ -85,7 +87,7 @@ class Slots:
         if number >= self.planned and self.count - self.lent > self.planned:
             self._arenas.pop(number, None)
         else:
-            self.free.put(number)
+            self._set_free(number)
 
     def close(self) -> None:
         """Let go of the memory that is not lent; what is lent goes with its last array."""
@@ -100,8 +102,12 @@ class Slots:
             self._unpin.append(self._pin(arena.block))
         for number in range(self._next_number, self._next_number + count):
             self._arenas[number] = arena
-            self.free.put(number)
+            self._set_free(number)
         self._next_number += count
+
+    def _set_free(self, number: int) -> None:
+        self.free.put(number)
+        self.bell.put(None)
 
 
 class _Arena:

@@ -1,8 +1,8 @@
 """Where the time went: measured while a loader runs, told in one sentence."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from penstock.machine import held_bytes
 from penstock.sizes import format_size
@@ -160,3 +160,31 @@ class Meter:
         """Take note of the memory held now."""
         self._next_look = self.latest + MEMORY_EVERY_S
         self.peak_bytes = max(self.peak_bytes, held_bytes() - self._held_before)
+
+
+def together(parts: Mapping[str, Stats], meter: Meter) -> Stats:
+    """Several datasets' stats as one; the meter counted the steps in which they came."""
+    each = list(parts.values())
+    if meter.batches:
+        meter.look()
+    left_out = [
+        replace(sample, key=f"{name}: {sample.key}") for name, part in parts.items() for sample in part.left_out
+    ]
+    return replace(
+        each[0],
+        batches=meter.batches,
+        samples=sum(part.samples for part in each),
+        bytes=sum(part.bytes for part in each),
+        seconds=meter.latest - meter.began,
+        waited_for_data=meter.waited,
+        readers_busy=sum(part.readers_busy for part in each),
+        readers_waited=max(part.readers_waited for part in each),
+        peak_bytes=meter.peak_bytes,
+        kept_batches=sum(part.kept_batches for part in each),
+        bytes_read=sum(part.bytes_read for part in each),
+        chunks_read=sum(part.chunks_read for part in each),
+        chunks_filled=sum(part.chunks_filled for part in each),
+        left_out=left_out[:LISTED],
+        left_out_samples=sum(part.left_out_samples for part in each),
+        files_left_out=[why for part in each for why in part.files_left_out],
+    )

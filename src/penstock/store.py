@@ -20,9 +20,10 @@ from penstock.chunkread import LargeChunks, SmallChunks, chunk_reader
 from penstock.errors import OutOfRange
 from penstock.extents import Chunks, Extents, Members
 from penstock.fileio import Files
+from penstock.membergather import GatherMembers, member_reader
 from penstock.members import MemberReader
 from penstock.pieces import WHOLE, Share
-from penstock.rangeread import GatherReader, PartReader, RangeReader, range_reader
+from penstock.rangeread import Gathering, GatherReader, PartReader, RangeReader, range_reader
 from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
 from penstock.urls import base_name
 from penstock.within import Box, Within, compose
@@ -70,6 +71,11 @@ def shared_index(store: Store) -> dict[int, int]:
     """Bytes that a store's index shares with other stores, by what is shared: a mask that selects from many files."""
     found: dict[int, int] = getattr(store, "shared_index", {})
     return found
+
+
+def takes_rows_apart(store: Store) -> bool:
+    """Whether ``out`` may hold rows that do not follow each other in memory, such as the first part of longer ones."""
+    return bool(getattr(store, "takes_rows_apart", False))
 
 
 @runtime_checkable
@@ -149,6 +155,8 @@ def digest(*parts: object) -> str:
 
 class ExtentStore:
     """Fields whose bytes lie at known places of one file."""
+
+    takes_rows_apart = True
 
     def __init__(
         self,
@@ -263,7 +271,7 @@ class ExtentStore:
         return ExtentStore(self._arrays, self._files, self._casts, {**self._parts, field: whole})
 
 
-_RowReader = RangeReader | PartReader | GatherReader | MemberReader
+_RowReader = RangeReader | PartReader | GatherReader | MemberReader | GatherMembers
 _Reader = _RowReader | LargeChunks | SmallChunks
 
 
@@ -273,7 +281,7 @@ def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None
     if isinstance(array, Chunks):
         return chunk_reader(array, files, cast, part)
     if isinstance(array, Members):
-        return MemberReader(array, files, cast, part)
+        return member_reader(array, files, cast, part)
     return range_reader(array, files, cast, part)
 
 
@@ -285,12 +293,13 @@ def _far_path(reader: _Reader, path: ReadPath) -> ReadPath:
 
 def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
     array = reader.array
-    if isinstance(reader, MemberReader):
-        stored = int(reader.array.lengths.sum())
-        return ReadPath(name, reader.spec, rows, "members of an archive", "read by position", stored_bytes=stored)
+    how = "gathered from a mapping of the file" if isinstance(reader, Gathering) else "read straight from the file"
+    if isinstance(array, Members):
+        stored = int(array.lengths.sum())
+        how = how if isinstance(reader, Gathering) else "read by position"
+        return ReadPath(name, reader.spec, rows, array.layout, how, stored_bytes=stored)
     wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
     read = reader.packed_bytes if isinstance(reader, PartReader) else array.row_bytes
-    how = "gathered from a mapping of the file" if isinstance(reader, GatherReader) else "read straight from the file"
     return ReadPath(name, reader.spec, rows, "contiguous", how, 1, read / wanted, array.rows * array.row_bytes)
 
 

@@ -249,12 +249,12 @@ def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
-def load(folder: str, file: FileId) -> SampleTable | None:
+def load(folder: str, file: FileId, name: str = _SAVED_AS) -> SampleTable | None:
     """The table of this archive, mapped, if a whole and current one was saved."""
-    return _opened(file.path, savedcolumns.load(folder, file, _SAVED_AS))
+    return _opened(file.path, savedcolumns.load(folder, file, name))
 
 
-def save(folder: str, file: FileId, table: SampleTable) -> SampleTable:
+def save(folder: str, file: FileId, table: SampleTable, name: str = _SAVED_AS) -> SampleTable:
     """Keep a table for the next time; returns it as saved and mapped, or as it was if it cannot be."""
     header = {"fields": table.fields, "passed_over": table.passed_over}
     columns = {
@@ -263,7 +263,7 @@ def save(folder: str, file: FileId, table: SampleTable) -> SampleTable:
         "key_ends": table.keys.ends,
         "keys": table.keys.buffer,
     }
-    return _opened(file.path, savedcolumns.save(folder, file, _SAVED_AS, header, columns)) or table
+    return _opened(file.path, savedcolumns.save(folder, file, name, header, columns)) or table
 
 
 def _opened(path: str, saved: Saved | None) -> SampleTable | None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from penstock import stopping
@@ -35,6 +35,8 @@ MOST_IDLE = 32
 BUFFER_BYTES = 16 * 1024
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+
+_IN_TARGETS = "/%:@!$&'()*+,;=~-._"
 
 
 class Passing(Exception):
@@ -215,10 +217,11 @@ class Connections:
 
     def get(self, url: str, headers: Mapping[str, str], private: Mapping[str, str], clock: Clock) -> Answer:
         """The answer to a GET, redirects followed; ``private`` headers go to the host of ``url`` alone."""
-        home = urlsplit(url)[:2]
+        home = _split(url)
+        if home.username is not None:
+            private = {**private, "Authorization": _basic(home.username, home.password or "")}
         for _ in range(MOST_HOPS + 1):
-            mine = {**headers, **private} if urlsplit(url)[:2] == home else headers
-            answer = self._ask(url, mine, clock)
+            answer = self._ask(url, {**headers, **private} if _is_at_home(home, url) else headers, clock)
             if answer.status not in REDIRECTS:
                 return answer
             answer.close()
@@ -226,15 +229,12 @@ class Connections:
         raise Unavailable(f"is redirected more than {MOST_HOPS} times, last to {shown(url)}")
 
     def _ask(self, url: str, headers: Mapping[str, str], clock: Clock) -> Answer:
-        try:
-            parts = urlsplit(url)
-            place = (parts.scheme, parts.hostname or "", parts.port)
-        except ValueError as error:
-            raise ConfigError(f"is no address ({_words(error)})") from None
-        target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._") + (f"?{parts.query}" if parts.query else "")
+        parts = _split(url)
+        place = (parts.scheme, parts.hostname or "", parts.port)
+        target = quote(parts.path or "/", safe=_IN_TARGETS)
+        if parts.query:
+            target += f"?{quote(parts.query, safe=_IN_TARGETS + '?')}"
         sent = {"Accept-Encoding": "identity", "Accept": "*/*", "User-Agent": "penstock", **headers}
-        if parts.username is not None:
-            sent["Authorization"] = _basic(parts.username, parts.password or "")
         while True:
             clock.check()
             connection = self._connection(place)
@@ -301,10 +301,28 @@ class Connections:
                 connection.close()
 
 
+def _is_at_home(home: SplitResult, url: str) -> bool:
+    """The same host and port; or that host's https, where it was asked by http."""
+    now = _split(url)
+    same = (now.scheme, now.port) == (home.scheme, home.port)
+    return now.hostname == home.hostname and (same or (home.scheme, now.scheme) == ("http", "https"))
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  a port that is no number is found out when it is asked for
+    except ValueError as error:
+        raise ConfigError(f"is no address ({_words(error)})") from None
+    return parts
+
+
 def _next_hop(url: str, location: str) -> str:
+    if not location:
+        raise Unavailable("is redirected, but the server does not say where to; of a bucket, check the region")
     found = urljoin(url, location)
-    old, new = urlsplit(url), urlsplit(found)
-    if not location or new.scheme not in ("http", "https") or not new.hostname:
+    old, new = _split(url), _split(found)
+    if new.scheme not in ("http", "https") or not new.hostname:
         raise Unavailable(f"is redirected to {shown(found)!r}, which is no address of a web server")
     if (old.scheme, new.scheme) == ("https", "http"):
         raise Unavailable(f"is redirected from https to {shown(found)}, where anybody could read or change it")

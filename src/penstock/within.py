@@ -99,7 +99,7 @@ class Mask:
 
     row: Shape
     flat: np.ndarray
-    """Their numbers in C order over the row, ascending."""
+    """Their numbers in C order over the row, in the order in which they are delivered."""
     single: bool = False
     """Whether it is one element, delivered without an axis."""
     tables: Tables = field(default_factory=Tables, repr=False)
@@ -124,6 +124,16 @@ class Mask:
 Within = Box | Mask
 
 
+def elements(row: Shape, numbers: np.ndarray) -> Mask:
+    """Single elements by their numbers in C order over the row, delivered in the order in which they are named."""
+    flat = np.ascontiguousarray(numbers, np.int64)
+    if flat.ndim != 1 or len(flat) == 0 or flat.min() < 0 or flat.max() >= prod(row):
+        raise ConfigError(
+            f"elements of a row of shape {row}: expected numbers from 0 to {prod(row) - 1:,}, at least one"
+        )
+    return Mask(row, flat)
+
+
 @lru_cache(maxsize=64)
 def everything(row: Shape) -> Box:
     """The whole row."""
@@ -132,6 +142,10 @@ def everything(row: Shape) -> Box:
 
 def within(row: Shape, wanted: Any) -> Within:
     """What a caller asked for: an array of booleans with the row's shape, or what numpy takes as basic indexing."""
+    if isinstance(wanted, Box | Mask):
+        if wanted.row != row:
+            raise ConfigError(f"part of a row of shape {wanted.row}, but rows have shape {row}")
+        return wanted
     if isinstance(wanted, slice | int | np.integer | EllipsisType):
         wanted = (wanted,)
     if isinstance(wanted, tuple):
@@ -197,6 +211,12 @@ def compose(first: Within, then: Within) -> Within:
                 dropped.add(axis)
         return Box(first.row, tuple(ranges), frozenset(dropped))
     return Mask(first.row, first.flat[then.flat], single=then.shape == ())
+
+
+def ascending(numbers: np.ndarray) -> bool:
+    """Whether each is larger than the one before; looked at in pieces, since a mask may name millions."""
+    piece = 65536
+    return all(bool((np.diff(numbers[begin : begin + piece + 1]) > 0).all()) for begin in range(0, len(numbers), piece))
 
 
 def coordinates(flat: np.ndarray, shape: Shape) -> tuple[np.ndarray, ...]:

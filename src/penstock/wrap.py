@@ -1,17 +1,29 @@
-"""A store over one other that changes what its fields hold: converted, cut out, turned.
+"""A store over one other that changes what its fields hold: converted, cut out, turned, filled up.
 
 Where the store below can do that on the way to the disk, it is asked to; these do it by a second pass where it cannot.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from penstock.codecs import convert, convert_scratch_bytes
 from penstock.memory import aligned, borrow
+from penstock.pieces import WHOLE, Share
 from penstock.sizes import KiB
 from penstock.spec import Cast, Fields, FieldSpec, Origin
-from penstock.store import Casting, Out, Selecting, Store, digest, find_key, shared_index
+from penstock.store import (
+    Casting,
+    Choosing,
+    Out,
+    Selecting,
+    Store,
+    digest,
+    find_key,
+    read_share,
+    shared_index,
+    takes_rows_apart,
+)
 from penstock.within import Box, Within
 
 # Rows that pass through scratch at a time.
@@ -153,6 +165,85 @@ class Permuted(Wrapper):
                 for number, place in zip(rows.tolist(), at.tolist(), strict=True):
                     self.store.read_into(np.array([number]), np.array([0]), {name: row})
                     out[name][place] = row[0].transpose(self.axes[name])
+
+
+class Padded(Wrapper):
+    """Rows of a field filled up along their first axis, so that what differs in length can be put into one batch.
+
+    The values stay the first part of each row, so a store that takes rows apart reads them straight into place.
+    """
+
+    def __init__(self, store: Store, field: str, to: int, fill: np.ndarray) -> None:
+        super().__init__(store)
+        self.field, self.to, self.fill = field, to, fill
+        self.spec = store.fields[field]
+        """Before."""
+        # Blocks are read whole, and once: all rows of a read pass through scratch together.
+        self.group = CONVERT_BYTES // max(1, self.spec.row_bytes) if store.blocks is None else len(store)
+        self.group = max(1, self.group)
+
+    @property
+    def takes_rows_apart(self) -> bool:
+        return takes_rows_apart(self.store)
+
+    @property
+    def fields(self) -> Fields:
+        padded = FieldSpec(self.spec.dtype, (self.to, *self.spec.shape[1:]))
+        return {name: padded if name == self.field else spec for name, spec in self.store.fields.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        return digest("padded", self.store.fingerprint, self.field, self.to, self.fill.item())
+
+    def scratch_bytes(self, rows: int) -> int:
+        if self.takes_rows_apart:
+            return self.store.scratch_bytes(rows)
+        group = min(rows, self.group)
+        own = aligned(group * self.spec.row_bytes)
+        return max(own + self.store.scratch_bytes(group), self.store.scratch_bytes(rows))
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        self.read_share(rows, at, out, WHOLE)
+
+    def read_share(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
+        if self.field not in out:
+            read_share(self.store, rows, at, out, share)
+            return
+        target, length = out[self.field], self.spec.shape[0]
+        if self.takes_rows_apart:
+            read_share(self.store, rows, at, {**out, self.field: target[:, :length]}, share)
+        else:
+            plain = {name: to for name, to in out.items() if name != self.field}
+            if plain:
+                read_share(self.store, rows, at, plain, share)
+            if share[0] == 0:
+                self._through_scratch(rows, at, target[:, :length])
+        if share[0] == 0:
+            target[at, length:] = self.fill
+
+    def _through_scratch(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        for begin in range(0, len(rows), self.group):
+            group = rows[begin : begin + self.group]
+            with borrow(len(group) * self.spec.row_bytes) as scratch:
+                values = scratch.view(self.spec.dtype).reshape(len(group), *self.spec.shape)
+                self.store.read_into(group, np.arange(len(group)), {self.field: values})
+                target[at[begin : begin + self.group]] = values
+
+    def casting(self, casts: Mapping[str, Cast]) -> Store:
+        fill = self.fill
+        if self.field in casts:
+            fill = np.empty(1, casts[self.field].dtype)
+            convert(self.fill.reshape(1), fill, casts[self.field])
+        return Padded(cast_fields(self.store, casts), self.field, self.to, fill)
+
+    def choosing(self, names: Sequence[str]) -> Store:
+        inner = self.store.choosing(names) if isinstance(self.store, Choosing) else self.store
+        return Padded(inner, self.field, self.to, self.fill) if self.field in names else inner
+
+    def selecting(self, field: str, part: Within) -> Store:
+        if field == self.field:
+            return Cropped(self, field, part)
+        return Padded(select_part(self.store, field, part), self.field, self.to, self.fill)
 
 
 def permuted(spec: FieldSpec, axes: tuple[int, ...] | None) -> FieldSpec:

@@ -1,6 +1,7 @@
 """Copies of files from elsewhere: whole or not there, fetched once, within their limit."""
 
 import base64
+import errno
 import hashlib
 import os
 import signal
@@ -158,6 +159,28 @@ def test_a_failed_fetch_leaves_nothing(tmp_path):
         pass
     assert kept(tmp_path) == []
     assert take(cache, 0)
+
+
+def test_a_full_disk_is_told(tmp_path):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(Unavailable, match=f"errno {errno.ENOSPC}"), FileCache(str(tmp_path)).lent(file(0), full):
+        pass
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user who may not write everywhere")
+def test_a_folder_that_cannot_be_written_to_is_read(tmp_path):
+    cache = FileCache(str(tmp_path))
+    assert take(cache, 0)
+    os.chmod(tmp_path, 0o500)
+    try:
+        assert take(cache, 0)
+        with pytest.raises(Unavailable, match="cannot be written to"):
+            take(cache, 1)
+    finally:
+        os.chmod(tmp_path, 0o700)
 
 
 def test_threads_fetch_once(tmp_path):

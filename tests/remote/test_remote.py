@@ -80,7 +80,7 @@ TRANSIENT = {
     "dropped at once": lambda wrong: [wrong.drop(0), wrong.hang_up],
     "500 twice": lambda wrong: [wrong.status(500), wrong.status(500)],
     "503": lambda wrong: [wrong.status(503)],
-    "429 with Retry-After": lambda wrong: [wrong.status(429, Retry_After="1")],
+    "429": lambda wrong: [wrong.status(429, Retry_After="0")],
     "announces more than it sends": lambda wrong: [wrong.announce(5_000)],
     "stalls": lambda wrong: [wrong.stall(10_000, 1.0)],
 }
@@ -270,6 +270,27 @@ def test_headers_stay_with_their_host(server, wrong):
     assert [each.get("Authorization") for each in server.headers] == ["Bearer secret", None]
 
 
+def test_a_password_follows_on_the_same_host(server, wrong):
+    some = files()
+    path = some.remote.admit(server.put("a.bin", DATA).replace("//", "//me:word@"))
+    server.once = [wrong.redirect(server.put("b.bin", DATA))]
+    some.identify(path)
+    assert [each.get("Authorization") for each in server.headers] == ["Basic bWU6d29yZA=="] * 2
+
+
+def test_an_empty_answer_is_not_asked_for_without_end(server):
+    some, file = opened(server, files(QUICK))
+
+    def empty(handler, data, wanted):
+        handler.answer(206, {"Content-Range": f"bytes 1000-200999/{len(data)}"}, b"", chunked=True)
+
+    server.always = empty
+    server.asked.clear()
+    with pytest.raises(Unavailable, match="empty answer"):
+        read(some, file)
+    assert len(server.asked) == 1 + QUICK.retries
+
+
 @pytest.mark.parametrize("case", ["404", "500", "refused", "changed", "ranges", "found"])
 def test_secrets_are_never_shown(server, wrong, case):
     some = files(RemoteOptions(retries=1, deadline_s=1, stall_timeout_s=0.5, headers={"X": "hidden9"}))
@@ -345,7 +366,7 @@ def test_it_can_be_sent_to_other_processes(server):
 def test_a_thread_that_waits_can_be_stopped(server, wrong):
     some, file = opened(server, files(RemoteOptions(deadline_s=60, stall_timeout_s=60)))
     server.always = wrong.stall(0, 15)
-    asked, said = threading.Event(), []
+    asked, said = stopping.Flag(), []
 
     def work():
         stopping.watch(asked)
@@ -357,7 +378,7 @@ def test_a_thread_that_waits_can_be_stopped(server, wrong):
     thread = threading.Thread(target=work)
     thread.start()
     time.sleep(0.2)
-    asked.set()
+    asked.is_set = True
     thread.join(10)
     assert not thread.is_alive()
     assert "interrupted" in said[0]
@@ -367,5 +388,8 @@ def test_settings_are_checked():
     for wrong_one in ({"retries": -1}, {"deadline_s": 0}, {"connect_timeout_s": "soon"}, {"stall_timeout_s": -2}):
         with pytest.raises(ConfigError, match=next(iter(wrong_one))):
             RemoteOptions(**wrong_one)
+    for address in ("http://host:port/x", "http://[::1/x", "http:///x"):
+        with pytest.raises((ConfigError, Unavailable), match="address"):
+            files(QUICK).identify(address)
     with pytest.raises(ConfigError, match="line break"):
         files(RemoteOptions(headers={"A": "b\r\nc"})).identify("http://127.0.0.1:1/x")

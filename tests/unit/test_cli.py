@@ -6,58 +6,62 @@ import subprocess
 import sys
 import tempfile
 
-import h5py
-import numpy as np
 import pytest
 
 import penstock
 from penstock.cli import demo, demo_data
-from penstock.cli.demo_training import ByHand
 from penstock.cli.main import main
 
-TINY = ("--sessions", "2", "--trials", "7", "--batch-size", "4", "--epochs", "1", "--workers", "1")
+TINY = ("--scale", "tiny", "--batch-size", "4", "--seconds", "1", "--workers", "1")
 
-# Newer Pythons warn of forking beside threads, and torch of more workers than cores: both are the DataLoader's affair.
-dataloader_may_warn = pytest.mark.filterwarnings("ignore:This process", "ignore:This DataLoader")
+# Newer Pythons warn of forking beside threads, torch of more workers than cores, webdataset leaves files open.
+loaders_may_warn = pytest.mark.filterwarnings(
+    "ignore:This process", "ignore:This DataLoader", "ignore::ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)  # fmt: skip
 
 
 @pytest.fixture
 def dataset(tmp_path):
     folder = tmp_path / "data"
-    with demo_data.dataset_folder(str(folder), sessions=2, per_session=7):
+    with demo_data.dataset_folder(str(folder), "tiny"):
         pass
     return folder
 
 
 @pytest.mark.slow
-@dataloader_may_warn
-def test_demo_trains_compares_and_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+@loaders_may_warn
+def test_demo_trains_compares_draws_and_leaves_nothing_else(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert main(["demo", *TINY]) == 0
+    assert main(["demo", *TINY, "--out", str(tmp_path / "drawn.png")]) == 0
     out, err = capsys.readouterr()
-    assert "14 trials in 2 gzipped HDF5 files" in out
-    assert re.search(r"^budget +64\.0 MiB$", out, re.MULTILINE)
-    for loader in ("penstock", "DataLoader, 0 workers", "DataLoader, 1 workers"):
-        assert re.search(rf"^{loader} +[\d,]+ +[\d.]+ [KM]?i?B  (yes|no)$", out, re.MULTILINE), out
-    assert "[ok] each of 14 trials came exactly once in each of 2 epochs" in out
-    assert "[ok] a new loader resumed after batch 1 of 4, and delivered the same 3 that were left" in out
-    assert re.search(r"^penstock: 100%, [\d,]+ samples/s, mem \d+/64 MiB", err, re.MULTILINE)
+    assert "Subject 1: 72 trials in 3 sessions, 27 voxels of nsdgeneral." in out
+    assert re.search(r"^budget +256 MiB$", out, re.MULTILINE)
+    for loader in ("penstock", "NSDDataset, 0 workers", "NSDDataset, 1 workers"):
+        assert re.search(rf"^HDF5, by voxel  {loader} +[\d,.]+ +[\d.]+ [KM]?i?B  (yes|no)$", out, re.MULTILINE), out
+    for loader in ("penstock", "WebDataset, 1 worker"):
+        assert re.search(rf"^tar shards +{loader} +[\d,.]+ +[\d.]+ [KM]?i?B  (yes|no)$", out, re.MULTILINE), out
+    assert "[ok] each of 72 trials came exactly once in an epoch of the release" in out
+    assert "[ok] a new loader resumed after batch 6 of 18, and delivered the same 12 that were left" in out
+    assert "[ok] each of 20 pictures came exactly once in an epoch of the shards" in out
+    assert re.search(r"^penstock: 100%, [\d,]+ samples/s, mem \d+/256 MiB", err, re.MULTILINE)
     assert "\r" not in err
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["drawn.png"]
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-@dataloader_may_warn
-def test_demo_uses_a_folder_again(dataset, capsys):
-    before = {file.name: file.stat().st_mtime_ns for file in dataset.iterdir()}
-    assert main(["demo", *TINY, "--folder", str(dataset)]) == 0
-    assert {file.name: file.stat().st_mtime_ns for file in dataset.iterdir()} == before
+@loaders_may_warn
+def test_demo_uses_a_folder_again(dataset, tmp_path, capsys):
+    before = {str(file): file.stat().st_mtime_ns for file in dataset.rglob("*") if file.is_file()}
+    assert main(["demo", *TINY, "--folder", str(dataset), "--out", str(tmp_path / "drawn.png")]) == 0
+    assert {str(file): file.stat().st_mtime_ns for file in dataset.rglob("*") if file.is_file()} == before
     assert "making" not in capsys.readouterr().err
 
 
 def test_demo_refuses_a_dataset_of_another_size(dataset, capsys):
-    assert main(["demo", "--sessions", "3", "--folder", str(dataset)]) == 2
-    assert "holds 2 sessions of 7 trials, not 3 of 40" in capsys.readouterr().err
+    assert main(["demo", "--folder", str(dataset)]) == 2
+    assert "holds a dataset of scale tiny, not demo" in capsys.readouterr().err
 
 
 def test_demo_leaves_a_folder_with_other_files_alone(tmp_path, capsys):
@@ -66,23 +70,6 @@ def test_demo_leaves_a_folder_with_other_files_alone(tmp_path, capsys):
     assert main(["demo", *TINY, "--folder", str(tmp_path)]) == 2
     assert "name an empty or a new folder" in capsys.readouterr().err
     assert precious.read_text() == "precious"
-
-
-def test_demo_data_are_ordinary_hdf5(dataset):
-    trials = demo_data.Trials(str(dataset))
-    delivered = trials.open()[8]
-    with h5py.File(dataset / "betas_session02.hdf5") as file:
-        betas = file["betas"]
-        assert (betas.chunks, betas.compression, betas.shuffle) == ((1, *demo_data.VOLUME), "gzip", True)
-        np.testing.assert_allclose(betas[1] / np.float32(demo_data.SCALE), delivered["voxels"], rtol=1e-6)
-    by_hand = ByHand(trials)
-    np.testing.assert_array_equal(by_hand[8][1], delivered["images"])
-    by_hand.close()
-
-
-def test_demo_data_compress_like_measurements(dataset):
-    raw = 7 * 2 * np.prod(demo_data.VOLUME)
-    assert 0.4 < (dataset / "betas_session01.hdf5").stat().st_size / raw < 0.7
 
 
 def test_memory_that_is_no_size_is_one_line_and_exit_code_2(capsys):
@@ -110,7 +97,7 @@ def test_interrupt_is_one_line_and_exit_code_130(monkeypatch, capsys):
         (["demo", "--help"], 0, "--batch-size"),
         ([], 2, "required: command"),
         (["demoo"], 2, "invalid choice: 'demoo'"),
-        (["demo", "--trials", "0"], 2, "'0': expected a whole number, at least 1"),
+        (["demo", "--workers", "0"], 2, "'0': expected a whole number, at least 1"),
     ],
 )
 def test_parsing_ends_with(arguments, code, told, capsys):

@@ -87,7 +87,7 @@ def test_zstd():
 def test_zstd_without_its_library(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     monkeypatch.setitem(__import__("sys").modules, "compression", None)
-    with pytest.raises(ConfigError, match=r"x\.tar: is compressed by zstd; pip install zstandard"):
+    with pytest.raises(ConfigError, match=r"x\.tar: is compressed by zstd: pip install .penstock"):
         read(io.BytesIO(b"\x28\xb5\x2f\xfd" + bytes(100)))
 
 

@@ -1,48 +1,46 @@
-"""What both sides of the demo share: a small model, the epochs to feed it, and the dataset as written by hand."""
+"""What all contenders of the demo share: a small model, the time they have, and how their memory is watched."""
 
 import ctypes
 import gc
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from penstock.cli.demo_data import COARSE, IMAGE, SCALE, VOLUME, Trials
 from penstock.cli.progress import Progress
 from penstock.measure import tree_bytes
 from penstock.sizes import MiB
 
 RATE = 1e-3  # of learning
+EMBEDDING = 64
+GRID = 8  # pictures are averaged over so many cells a side before they are embedded
 LOOK_EVERY_S = 0.02
-
-Seen = list[tuple[int, int]]
-"""The row and the picture's number of every trial that was delivered, in order."""
 
 
 class Learner:
-    """A small model, so that loading matters: means over cells of the brain -> means over cells of the picture."""
+    """A small model, so that loading matters: voxels -> a fixed random embedding of the picture."""
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, voxels: int) -> None:
         import torch
 
         torch.manual_seed(0)
-        cells, tiles = np.prod(VOLUME) // COARSE**3, np.prod(IMAGE) // (2 * COARSE) ** 2
-        self._model = torch.nn.Linear(int(cells), int(tiles))
+        self._model = torch.nn.Linear(voxels, EMBEDDING)
+        self._embedding = torch.randn(3 * GRID**2, EMBEDDING) / GRID
         # The first step makes torch set itself up; that is no loader's doing.
-        self.step(torch.zeros(batch_size, *VOLUME), torch.zeros(batch_size, *IMAGE, dtype=torch.uint8))
+        self.step(torch.zeros(2, voxels), torch.zeros(2, 3, 16, 16))
 
     def step(self, voxels: Any, images: Any) -> None:
         """One step of training."""
         from torch.nn import functional
 
-        slabs = voxels.unflatten(1, (-1, COARSE)).mean(2)  # axis by axis, which is four times as fast as all at once
-        features = functional.avg_pool2d(slabs, COARSE).flatten(1)
-        pixels = images[:, ::4, ::4].permute(0, 3, 1, 2).float() / 255
-        wanted = functional.avg_pool2d(pixels, COARSE // 2).flatten(1)
+        features = voxels.float()
+        features = features.mean(1) if features.ndim == 3 else features
+        pixels = images.float() / 255 if not images.is_floating_point() else images
+        wanted = functional.adaptive_avg_pool2d(pixels, GRID).flatten(1) @ self._embedding
         self._model.zero_grad()
         functional.mse_loss(self._model(features), wanted).backward()  # type: ignore[no-untyped-call]
         for weights in self._model.parameters():  # torch.optim would load a compiler, which leaves a folder behind
@@ -50,20 +48,67 @@ class Learner:
             weights.data -= RATE * weights.grad
 
 
-class ByHand:
-    """The dataset people write for a DataLoader: files opened on first use in each process, a sample a call."""
+@dataclass(frozen=True)
+class Result:
+    """What one contender did."""
 
-    def __init__(self, trials: Trials) -> None:
-        self._trials, self._open = trials, dict[str, Any]()
+    source: str
+    loader: str
+    samples_per_s: float
+    peak_bytes: int
+    seen: list[int]
+    """Pictures of every sample that was delivered while memory was watched, in order."""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.loader.startswith("penstock")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What every contender has to do: feed the model for an epoch, or as far as it comes in so many seconds."""
+
+    learner: Learner
+    seconds: float
+    limit_bytes: int
+
+    def take(self, source: str, samples: int, label: str, loader: Iterable[Any], watch: "Watch") -> Result:
+        """Train with a loader; ``watch`` was made before it."""
+        with Progress(label, 2 * samples, "samples", watch.note) as progress:
+            with watch.closely():
+                seen, _ = self._epoch(loader, progress)
+            _, rate = self._epoch(loader, progress)
+        return Result(source, label, rate, watch.peak_bytes, seen)
+
+    def _epoch(self, loader: Iterable[Any], progress: Progress) -> tuple[list[int], float]:
+        seen: list[int] = []
+        began = time.perf_counter()
+        for voxels, images, coco, *_ in loader:
+            self.learner.step(voxels, images)
+            seen += coco.reshape(-1).tolist()
+            progress.add(len(coco))
+            if time.perf_counter() - began > self.seconds:
+                break
+        return seen, len(seen) / (time.perf_counter() - began)
+
+
+class ByHand:
+    """The dataset people write for a DataLoader: files opened on first use in each process, a trial a call."""
+
+    def __init__(
+        self, sessions: dict[int, str], stimuli: str, trials: list[tuple[int, int, int]], mask: np.ndarray
+    ) -> None:
+        self._sessions, self._stimuli, self._trials, self._mask = sessions, stimuli, trials, mask
+        self._open = dict[str, Any]()
 
     def __len__(self) -> int:
         return len(self._trials)
 
-    def __getitem__(self, row: int) -> tuple[np.ndarray, np.ndarray, int, int]:
-        session, trial = divmod(row, self._trials.per_session)
-        voxels = self._file(self._trials.sessions[session])["betas"][trial].astype(np.float32) / SCALE
-        image = self._file(self._trials.stimuli)["imgBrick"][self._trials.stimulus[row]]
-        return voxels, image, int(self._trials.coco[row]), row
+    def __getitem__(self, row: int) -> tuple[np.ndarray, np.ndarray, int]:
+        session, trial, picture = self._trials[row]
+        betas = self._file(self._sessions[session])["betas"][trial]
+        image = self._file(self._stimuli)["imgBrick"][picture]
+        return betas[self._mask].astype(np.float32) / 300, image.transpose(2, 0, 1), picture
 
     def _file(self, path: str) -> Any:
         import h5py
@@ -76,45 +121,6 @@ class ByHand:
         """Close what this process has opened."""
         for file in self._open.values():
             file.close()
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one loader did."""
-
-    loader: str
-    samples_per_s: float
-    peak_bytes: int
-    seen: Seen
-
-
-@dataclass(frozen=True)
-class Course:
-    """The epochs that every loader has to feed."""
-
-    learner: Learner
-    samples: int
-    epochs: int
-    limit_bytes: int
-
-    def take(self, label: str, loader: Iterable[Any], watch: "Watch") -> Result:
-        """Train with a loader; ``watch`` was made before it."""
-        with Progress(label, (1 + self.epochs) * self.samples, "samples", watch.note) as progress:
-            with watch.closely():
-                seen = self._epoch(loader, progress)
-            began = time.perf_counter()
-            for _ in range(self.epochs):
-                seen += self._epoch(loader, progress)
-            seconds = time.perf_counter() - began
-        return Result(label, self.epochs * self.samples / seconds, watch.peak_bytes, seen)
-
-    def _epoch(self, loader: Iterable[Any], progress: Progress) -> Seen:
-        seen: Seen = []
-        for voxels, images, coco, rows in loader:
-            self.learner.step(voxels, images)
-            seen += zip(rows.tolist(), coco.tolist(), strict=True)
-            progress.add(len(rows))
-        return seen
 
 
 class Watch:
@@ -157,3 +163,13 @@ def _trim() -> None:
     gc.collect()
     with suppress(OSError, AttributeError, TypeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def kept(epoch: Callable[[], Iterable[Any]]) -> Iterable[Any]:
+    """An iterable that begins anew each time."""
+
+    class Again:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(epoch())
+
+    return Again()

@@ -16,6 +16,7 @@ from penstock.errors import PenstockError
 
 COMMANDS = {
     "inspect": "what is in files: fields, layout, and how each will be read",
+    "nsd": "the Natural Scenes Dataset: synthesize one, or prepare yours for training",
     "demo": "make a small dataset, train from it inside a memory budget, and compare with torch's DataLoader",
 }
 

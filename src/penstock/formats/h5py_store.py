@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import ConfigError, Corrupt, Truncated, Unavailable
+from penstock.errors import ConfigError, Corrupt, PenstockError, Truncated, Unavailable
 from penstock.extents import FileId
 from penstock.fileio import Files
 from penstock.formats import sliced
@@ -39,10 +39,11 @@ def opened(file: FileId, files: Files, cache_bytes: int = 0) -> Iterator[Any]:
         try:
             with _opened(file, paged, cache_bytes) as h5:
                 yield h5
-        except Exception as error:
-            if paged.error is not None:  # h5py cannot pass on what its file raised
-                raise paged.error from error
-            raise
+        except Exception:
+            if paged.error is None:
+                raise
+        if paged.error is not None:
+            raise paged.error
 
 
 @contextmanager
@@ -51,18 +52,27 @@ def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
         import h5py
     except ImportError:
         raise ConfigError('reading HDF5 needs h5py: pip install "penstock[hdf5]"') from None
+    failure: PenstockError | None = None
     try:
         h5 = h5py.File(source, "r", rdcc_nbytes=cache_bytes, swmr=file.growing)
     except OSError as error:
-        if "truncated" in str(error):
-            raise Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT):
-            raise Unavailable(f"{file.path}: cannot be read ({error}); check the path and its permissions") from error
-        raise Corrupt(
-            f"{file.path}: not a whole HDF5 file ({file.size:,} bytes; {error}); fetch it again, or leave it out"
-        ) from error
+        failure = _explained(file, error)
+    if failure is not None:
+        # Not as a consequence of h5py's: its traceback holds the file object, and where that outlives h5py, the process
+        # crashes at its end.
+        raise failure
     with h5:
         yield h5
+
+
+def _explained(file: FileId, error: OSError) -> PenstockError:
+    if "truncated" in str(error):
+        return Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT):
+        return Unavailable(f"{file.path}: cannot be read ({error}); check the path and its permissions")
+    return Corrupt(
+        f"{file.path}: not a whole HDF5 file ({file.size:,} bytes; {error}); fetch it again, or leave it out"
+    )
 
 
 class Layout(sliced.Layout):

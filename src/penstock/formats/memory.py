@@ -16,6 +16,7 @@ class MemoryStore:
 
     blocks = None
     index_bytes = 0  # the caller's arrays were there before
+    takes_rows_apart = True
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
@@ -45,7 +46,7 @@ class MemoryStore:
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         check_rows(rows, self)
         for name, target in out.items():
-            if len(rows) and consecutive(at):
+            if len(rows) and consecutive(at) and target.flags.c_contiguous:
                 goal = target[int(at[0]) : int(at[0]) + len(at)]
                 np.take(self.arrays[name], rows, axis=0, out=goal, mode="clip")
             else:

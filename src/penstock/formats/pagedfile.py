@@ -9,22 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import PenstockError
 from penstock.fileio import Handle
-from penstock.sizes import KiB
+from penstock.sizes import KiB, MiB
 
 PAGE_BYTES = 256 * KiB
 PAGES = 16
-PAGED_BYTES = PAGES * PAGE_BYTES
+# What is larger than a page is data, which nobody wants twice: it is read in pieces of this size, and not kept.
+PIECE_BYTES = 1 * MiB
+PAGED_BYTES = PAGES * PAGE_BYTES + PIECE_BYTES
 
 
 class PagedFile(io.RawIOBase):
-    """The bytes of a handle as a file; what goes wrong is also kept in ``error``, as callers in C lose it."""
+    """The bytes of a handle as a file.
+
+    It never raises, and no traceback ever reaches the memory it is given, which is HDF5's own: the process would crash
+    when that is let go of. After something went wrong it gives zeros, and what went wrong is in ``error``, which
+    whoever made it must look at before believing anything.
+    """
 
     def __init__(self, handle: Handle) -> None:
         self._handle, self._size, self._at = handle, handle.file.size, 0
         self._pages: OrderedDict[int, np.ndarray] = OrderedDict()
-        self.error: PenstockError | None = None
+        self.error: BaseException | None = None
 
     def readable(self) -> bool:
         return True
@@ -41,25 +47,30 @@ class PagedFile(io.RawIOBase):
 
     def readinto(self, target: Any) -> int:
         goal = np.frombuffer(target, np.uint8)
-        count = max(0, min(len(goal), self._size - self._at))
         try:
-            if count >= PAGE_BYTES:  # the data themselves, which nobody wants twice
-                self._handle.read_into(self._at, goal[:count])
-            else:
-                self._from_pages(goal[:count])
-        except PenstockError as error:
-            self.error = error
-            raise
-        self._at += count
-        return count
+            count, done = max(0, min(len(goal), self._size - self._at)), 0
+            while done < count:
+                some = self._some(self._at + done, count - done)
+                goal[done : done + len(some)] = some
+                done += len(some)
+            self._at += count
+            return count
+        finally:
+            del goal, target
 
-    def _from_pages(self, goal: np.ndarray) -> None:
-        done = 0
-        while done < len(goal):
-            number, within = divmod(self._at + done, PAGE_BYTES)
-            some = self._page(number)[within : within + len(goal) - done]
-            goal[done : done + len(some)] = some
-            done += len(some)
+    def _some(self, at: int, wanted: int) -> np.ndarray:
+        """Bytes from one place on, as many as are at hand."""
+        if self.error is None:
+            try:
+                if wanted < PAGE_BYTES:
+                    number, within = divmod(at, PAGE_BYTES)
+                    return self._page(number)[within : within + wanted]
+                piece = np.empty(min(wanted, PIECE_BYTES), np.uint8)
+                self._handle.read_into(at, piece)
+                return piece
+            except BaseException as error:
+                self.error = type(error)(*error.args)
+        return np.zeros(min(wanted, PAGE_BYTES), np.uint8)
 
     def _page(self, number: int) -> np.ndarray:
         if number not in self._pages:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.fileio import Files
-from penstock.formats import hdf5, nifti, npy, npz, tables, tar, zarr
+from penstock.formats import folders, hdf5, lmdb, nifti, npy, npz, tables, tar, tiledb, zarr
 from penstock.members import Wanted
 from penstock.store import Store
 from penstock.urls import base_name, is_remote
@@ -86,6 +86,7 @@ BUILT_IN = (
     Format("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file),
     Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
     Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
+    Format("compressed tar", tar.COMPRESSED_SUFFIXES, b"", tar.open_compressed),
     Format("npz", (".npz",), ZIP, npz.open_file, recognises=npz.is_npz, sign="a zip archive of .npy files"),
     Format(
         "zarr", (".zarr",), ZIP, zarr.open_store, recognises=zarr.is_store, folders=True,
@@ -96,6 +97,15 @@ BUILT_IN = (
     Format("gzipped nifti", (".nii.gz",), b"\x1f\x8b", nifti.open_gzipped, recognises=nifti.is_gzipped),
     Format("parquet", (".parquet", ".pq"), b"PAR1", tables.open_parquet),
     Format("arrow", (".arrow", ".feather"), b"ARROW1", tables.open_arrow),
+    Format(
+        "lmdb", (".mdb", ".lmdb"), lmdb.MAGIC, lmdb.open_file, lmdb.MAGIC_AT, lmdb.is_database, folders=True,
+        sign="data.mdb in a folder, or bytes of it",
+    ),
+    Format("tiledb", (".tiledb", ".tdb"), b"", tiledb.open_folder, recognises=tiledb.is_array, folders=True),
+    Format(  # the last of those for folders: others may hold pictures too
+        "pictures", (), b"", folders.open_folder, recognises=folders.is_folder_of_pictures, folders=True,
+        sign="a folder with pictures in it",
+    ),
 )  # fmt: skip
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 from penstock.loader import Loader
 from penstock.measure import Measurement, measure
+from penstock.multi import MultiLoader
 from penstock.sizes import format_size
 
 
 def check_budget(
-    make_loader: Callable[[], Loader], *, epochs: int = 2, step: Callable[[Any], Any] | None = None
+    make_loader: Callable[[], Loader | MultiLoader], *, epochs: int = 2, step: Callable[[Any], Any] | None = None
 ) -> Measurement:
     """Check that a loader never holds more than it was given.
 

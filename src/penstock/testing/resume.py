@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from penstock.loader import Loader
+from penstock.multi import MultiLoader
 
 
-def check_resume(make_loader: Callable[[], Loader], *, stops: Sequence[int] | None = None, epochs: int = 2) -> None:
+def check_resume(
+    make_loader: Callable[[], Loader | MultiLoader], *, stops: Sequence[int] | None = None, epochs: int = 2
+) -> None:
     """Check that a loader resumed after any batch delivers exactly what the uninterrupted one would.
 
     ``make_loader`` makes the same loader each time; ``stops`` are the batches to stop after (all, by default).
@@ -29,19 +32,28 @@ def check_resume(make_loader: Callable[[], Loader], *, stops: Sequence[int] | No
         _compare(before + after, whole, stop)
 
 
-def _run(loader: Loader, epochs: int) -> list[Any]:
+def _run(loader: Loader | MultiLoader, epochs: int) -> list[Any]:
     with loader:
         return [_copied(batch) for _ in range(epochs) for batch in loader]
 
 
 def _copied(batch: Any) -> list[Any]:
-    values = batch.values() if isinstance(batch, dict) else batch
-    return [list(each) if isinstance(each, list) else np.asarray(each).copy() for each in values]
+    """The values of a batch, however they are nested, and the names of dicts."""
+    if isinstance(batch, dict):
+        return [copied for name, value in batch.items() for copied in (name, *_copied(value))]
+    if isinstance(batch, tuple):
+        return [copied for value in batch for copied in _copied(value)]
+    return [batch if isinstance(batch, list | str) else np.asarray(batch).copy()]
 
 
 def _compare(got: list[Any], want: list[Any], stop: int) -> None:
     assert len(got) == len(want), f"stopped after batch {stop}: {len(got)} batches in all, expected {len(want)}"
     for number, (one, other) in enumerate(zip(got, want, strict=True)):
-        for mine, theirs in zip(one, other, strict=True):
-            same = mine == theirs if isinstance(mine, list) else np.array_equal(mine, theirs, equal_nan=True)
-            assert same, f"stopped after batch {stop}: batch {number} differs from the uninterrupted run"
+        same = len(one) == len(other) and all(map(_same, one, other))
+        assert same, f"stopped after batch {stop}: batch {number} differs from the uninterrupted run"
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list | str) or isinstance(other, list | str):
+        return bool(one == other)
+    return np.array_equal(one, other, equal_nan=True)

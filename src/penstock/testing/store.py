@@ -12,7 +12,7 @@ import numpy as np
 from penstock import memory
 from penstock.errors import OutOfRange
 from penstock.spec import Origin
-from penstock.store import Store
+from penstock.store import Store, takes_rows_apart
 
 Values = Mapping[str, np.ndarray]
 THREADS = 8
@@ -28,6 +28,7 @@ def check_store(open_store: Callable[[], Store], expected: Values, *, seed: int 
     store = open_store()
     _check_face(store, expected)
     _check_reads(store, expected, rng)
+    _check_rows_apart(store, expected, rng)
     _check_scratch(store, rng)
     _check_refusals(store)
     _check_names(store)
@@ -88,6 +89,22 @@ def _check_read(store: Store, expected: Values, rows: np.ndarray, at: np.ndarray
         assert _same(out[name], want), (
             f"{type(store).__name__}: field {name!r} differs for rows {rows.tolist()[:10]} at places {at.tolist()[:10]}"
         )
+
+
+def _check_rows_apart(store: Store, expected: Values, rng: np.random.Generator) -> None:
+    """A store that says so reads into rows that are the first part of longer ones."""
+    if not takes_rows_apart(store):
+        return
+    for name, values in expected.items():
+        if values.ndim < 2 or values.dtype.hasobject:
+            continue
+        rows, length = rng.integers(0, len(values), 4), values.shape[1]
+        longer = np.concatenate([values[:1], values[:1]], axis=1)
+        for at in (np.arange(4), rng.permutation(6)[:4]):
+            out, want = _marked(longer, 6), _marked(longer, 6)
+            store.read_into(rows, at, {name: out[:, :length]})
+            want[at, :length] = values[rows]
+            assert out.tobytes() == want.tobytes(), f"field {name!r} differs where rows of ``out`` lie apart"
 
 
 def _marked(like: np.ndarray, places: int) -> np.ndarray:

@@ -4,13 +4,10 @@ Only ``read`` is asked of a stream, so that a pipe, a socket or an HTTP answer w
 decompress is an error with the stream's name; libraries say so in many ways.
 """
 
-import bz2
-import gzip
-import lzma
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.errors import ConfigError, PenstockError, Unavailable
+from penstock.packing import COMPRESSED, MAGIC_BYTES, Readable, Rest, words
 from penstock.webdataset.faults import CorruptShard, TruncatedShard
 
 READ_BYTES = 16 << 20
@@ -24,13 +21,6 @@ SEEK_BYTES = 64 * 1024
 
 MAX_PADDING_BYTES = 64 << 20
 """What is read behind the end of a compressed tar; there should be a few thousand zeros."""
-
-
-class Readable(Protocol):
-    """All that is asked of a stream."""
-
-    def read(self, size: int, /) -> bytes:
-        """At most so many bytes; none at the end."""
 
 
 class Stream:
@@ -90,11 +80,11 @@ class Stream:
         except PenstockError:
             raise
         except EOFError as error:
-            raise TruncatedShard(f"{self.name}: ends inside its compressed data ({_words(error)})") from error
+            raise TruncatedShard(f"{self.name}: ends inside its compressed data ({words(error)})") from error
         except Exception as error:  # of any file object, and of any library that decompresses
             if self._packed and getattr(error, "errno", None) is None:
-                raise CorruptShard(f"{self.name}: does not decompress ({_words(error)})") from error
-            raise Unavailable(f"{self.name}: reading failed after byte {self.offset:,} ({_words(error)})") from error
+                raise CorruptShard(f"{self.name}: does not decompress ({words(error)})") from error
+            raise Unavailable(f"{self.name}: reading failed after byte {self.offset:,} ({words(error)})") from error
         if isinstance(piece, str):
             raise ConfigError(f'{self.name}: gives text instead of bytes; open it with mode="rb"')
         return piece
@@ -105,54 +95,8 @@ def open_stream(source: Readable, name: str) -> Stream:
     begun = Stream(source, name).take(MAGIC_BYTES)
     for magic, decompress in COMPRESSED.items():
         if begun.startswith(magic):
-            return Stream(decompress(_Rest(source, begun), name), name, packed=True)
+            return Stream(decompress(Rest(source, begun), name), name, packed=True)
     return Stream(source, name, begun)
-
-
-class _Rest:
-    """A source with the bytes that were already taken from it put back."""
-
-    def __init__(self, source: Readable, begun: bytes) -> None:
-        self._source, self._begun = source, begun
-
-    def read(self, size: int = -1, /) -> bytes:
-        if not self._begun:
-            return self._source.read(size)
-        size = len(self._begun) if size < 0 else size
-        piece, self._begun = self._begun[:size], self._begun[size:]
-        return piece
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-
-def _zstd(source: Any, name: str) -> Readable:
-    reader: Readable
-    try:
-        from compression import zstd  # type: ignore[import-not-found,unused-ignore]  # Python 3.14
-
-        reader = zstd.ZstdFile(source)
-        return reader
-    except ImportError:
-        pass
-    try:
-        import zstandard
-    except ImportError:
-        raise ConfigError(f'{name}: is compressed by zstd: pip install "penstock[webdataset]"') from None
-    reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
-    return reader
-
-
-COMPRESSED: dict[bytes, Callable[[Any, str], Readable]] = {
-    b"\x1f\x8b": lambda source, name: gzip.GzipFile(fileobj=source),
-    b"BZh": lambda source, name: bz2.BZ2File(source),
-    b"\xfd7zXZ\x00": lambda source, name: lzma.LZMAFile(source),  # noqa: SIM115
-    b"\x28\xb5\x2f\xfd": _zstd,
-}
-MAGIC_BYTES = max(map(len, COMPRESSED))
 
 
 def _can_seek(source: Any) -> bool:
@@ -161,7 +105,3 @@ def _can_seek(source: Any) -> bool:
         return bool(asked and asked()) and hasattr(source, "seek")
     except (OSError, ValueError):
         return False
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.errors import ConfigError, Missing, Unavailable
 from penstock.fileio import Files
+from penstock.packing import Readable
 from penstock.urls import is_remote
-from penstock.webdataset.compressed import Readable
 from penstock.webdataset.faults import MissingShard
 from penstock.webdataset.names import Once, Shard, check_scheme, scheme_of
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.errors import LimitExceeded
-from penstock.webdataset.compressed import Readable, Stream, open_stream
+from penstock.packing import Readable
+from penstock.webdataset.compressed import Stream, open_stream
 from penstock.webdataset.faults import CorruptShard, TruncatedShard
 
 BLOCK = 512

@@ -1,0 +1,202 @@
+"""Files of a folder and of the folders in it, listed once.
+
+Rules:
+1. Folders come in the order of their paths, files within one in the order of their names, as torchvision has them.
+2. Hidden files and folders are passed over.
+3. No link leads out of the folder: one that would is an error, and so is a link to a folder. Links to files inside are
+   files.
+4. A list is saved with the times of all folders, and used again while they are the same: a file that is added, removed
+   or renamed changes its folder's time. One that is rewritten in place is noticed when it is read.
+5. A list is columns and one buffer of names: a million files take some 70 MB, or none where it is saved and mapped.
+"""
+
+import os
+import stat
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock import savedcolumns
+from penstock.errors import Corrupt, DataError, Missing, Unavailable, Unsafe
+from penstock.extents import FileId
+from penstock.savedcolumns import Saved
+from penstock.texts import Texts
+
+_SAVED_AS = "files of a folder"
+
+
+@dataclass(frozen=True)
+class FileList:
+    """The files of one folder that are wanted."""
+
+    root: str
+    names: Texts
+    """Paths from the root, with slashes."""
+    sizes: np.ndarray
+    mtimes: np.ndarray
+    inodes: np.ndarray
+    passed_over: int = 0
+    """Files of other kinds."""
+    left_out: tuple[DataError, ...] = ()
+    """Why links are not among them."""
+    saved: str = ""
+    """Where the list is kept, if it is; mapped then, and no memory of ours."""
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory that the list takes."""
+        columns = (self.sizes, self.mtimes, self.inodes)
+        return 0 if self.saved else self.names.nbytes + sum(column.nbytes for column in columns)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def list_files(root: str, is_wanted: Callable[[str], bool], folder: str | None, what: str) -> FileList:
+    """The files whose ending ``is_wanted`` takes (``what`` names it); as saved in ``folder`` where that still holds."""
+    where = FileId(os.path.abspath(root), 0, 0, 0)
+    name = f"{_SAVED_AS}: {what}"
+    if folder is not None:
+        found = _opened(root, savedcolumns.load(folder, where, name))
+        if found is not None:
+            return found
+    walk = _Walk(root, is_wanted)
+    walk.folder("")
+    listed = walk.files()
+    if folder is None or listed.left_out:
+        return listed
+    columns = {
+        "names": listed.names.buffer, "ends": listed.names.ends, "sizes": listed.sizes, "mtimes": listed.mtimes,
+        "inodes": listed.inodes, **walk.folders(),
+    }  # fmt: skip
+    return _opened(root, savedcolumns.save(folder, where, name, {"passed_over": walk.passed_over}, columns)) or listed
+
+
+def _opened(root: str, saved: Saved | None) -> FileList | None:
+    if saved is None:
+        return None
+    try:
+        found = saved.columns()
+        folders = Texts(found["folders"], found["folder_ends"])
+        for name, mtime in zip(folders.raws(), found["folder_mtimes"].tolist(), strict=True):
+            if os.stat(os.path.join(os.fsencode(root), name)).st_mtime_ns != mtime:
+                return None
+        return FileList(
+            root, Texts(found["names"], found["ends"]), found["sizes"], found["mtimes"], found["inodes"],
+            int(saved.header["passed_over"]), saved=saved.path,
+        )  # fmt: skip
+    except (Corrupt, OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def forget(saved: str) -> None:
+    """Remove a saved list that turned out to be old."""
+    with suppress(OSError):
+        os.unlink(saved)
+
+
+class _Walk:
+    """What was found so far."""
+
+    def __init__(self, root: str, is_wanted: Callable[[str], bool]) -> None:
+        self.root, self.is_wanted = root, is_wanted
+        self.inside = os.path.join(os.path.realpath(root), "")
+        self.names, self.ends = bytearray(), array("q")
+        self.sizes, self.mtimes, self.inodes = array("q"), array("q"), array("Q")
+        self.folder_names, self.folder_ends, self.folder_mtimes = bytearray(), array("q"), array("q")
+        self.passed_over = 0
+        self.left_out: list[DataError] = []
+
+    def folder(self, path: str) -> None:
+        """A folder and those in it; ``path`` is seen from the root."""
+        full = os.path.join(self.root, path) if path else self.root
+        try:
+            mtime = os.stat(full).st_mtime_ns  # before it is listed: what is added meanwhile makes the list old
+            with os.scandir(full) as found:
+                entries = sorted((each for each in found if not each.name.startswith(".")), key=_name)
+        except FileNotFoundError:
+            raise Missing(f"{full}: no such folder; check the path") from None
+        except OSError as error:
+            raise Unavailable(f"{full}: cannot be listed ({error.strerror})") from error
+        self.folder_names += os.fsencode(path)
+        self.folder_ends.append(len(self.folder_names))
+        self.folder_mtimes.append(mtime)
+        inner = []
+        for entry in entries:
+            name = f"{path}/{entry.name}" if path else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                inner.append(name)
+            else:
+                self._file(entry, name)
+        for name in inner:
+            self.folder(name)
+
+    def _file(self, entry: "os.DirEntry[str]", name: str) -> None:
+        if entry.is_symlink() and (entry.is_dir() or self.is_wanted(_ending(name))) and not self._leads_inside(entry):
+            return
+        if not self.is_wanted(_ending(name)):
+            self.passed_over += 1
+            return
+        try:
+            about = entry.stat()
+        except OSError as error:
+            raise Unavailable(f"{entry.path}: cannot be read ({error.strerror})") from error
+        if not stat.S_ISREG(about.st_mode):  # a pipe would wait for its writer
+            self.passed_over += 1
+            return
+        self.names += os.fsencode(name)
+        self.ends.append(len(self.names))
+        self.sizes.append(about.st_size)
+        self.mtimes.append(about.st_mtime_ns)
+        self.inodes.append(about.st_ino)
+
+    def _leads_inside(self, entry: "os.DirEntry[str]") -> bool:
+        goal = os.path.realpath(entry.path)
+        if goal.startswith(self.inside) and os.path.isfile(goal):
+            return True
+        kind = "folder" if os.path.isdir(goal) else "file" if os.path.isfile(goal) else "file that is not there"
+        self.left_out.append(
+            Unsafe(
+                f"{entry.path}: a link to a {kind}, {goal}. Links are followed to files inside {self.root} alone: open "
+                f'the folder that holds the files, or pass on_error="skip" to leave links out'
+            )
+        )
+        return False
+
+    def files(self) -> FileList:
+        names = Texts(np.frombuffer(self.names, np.uint8), np.frombuffer(self.ends, np.int64))
+        columns = (np.frombuffer(self.sizes, np.int64), np.frombuffer(self.mtimes, np.int64))
+        inodes = np.frombuffer(self.inodes, np.uint64)
+        return FileList(self.root, names, *columns, inodes, self.passed_over, tuple(self.left_out))
+
+    def folders(self) -> dict[str, np.ndarray]:
+        """The columns that tell whether the list still holds."""
+        return {
+            "folders": np.frombuffer(self.folder_names, np.uint8),
+            "folder_ends": np.frombuffer(self.folder_ends, np.int64),
+            "folder_mtimes": np.frombuffer(self.folder_mtimes, np.int64),
+        }
+
+
+def _name(entry: "os.DirEntry[str]") -> str:
+    return entry.name
+
+
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2].lower() if "." in name.rpartition("/")[2] else ""
+
+
+def find_any(root: str, is_wanted: Callable[[str], bool], depth: int = 2, looked_at: int = 200) -> bool:
+    """Whether there seems to be one, by the first entries of the folder and of the folders in it."""
+    try:
+        with os.scandir(root) as found:
+            entries = [entry for entry, _ in zip(found, range(looked_at), strict=False) if entry.name[0] != "."]
+    except OSError:
+        return False
+    if any(is_wanted(_ending(entry.name)) and entry.is_file() for entry in entries):
+        return True
+    inner = [entry.path for entry in entries if depth and entry.is_dir(follow_symlinks=False)]
+    return any(find_any(path, is_wanted, depth - 1, looked_at) for path in inner[:10])

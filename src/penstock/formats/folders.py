@@ -1,0 +1,155 @@
+"""Folders of pictures: a file a sample, opened when it is read, decoded straight into the batch.
+
+``photos/cat/01.jpg`` has the label of ``cat`` among the folders of ``photos``, sorted, as torchvision's ImageFolder has
+it. Where a table lies in the folder (``metadata.csv`` or the only one of its kind), its rows are the samples, in its
+order, and its columns are fields. Where there are no pictures, the files may be arrays (npy).
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import numpy as np
+
+from penstock import folderindex, members, pictures, savedcolumns
+from penstock.combine import Joined, Part
+from penstock.errors import DataError, Missing, SchemaMismatch
+from penstock.extents import FileId, LooseFiles
+from penstock.folderindex import FileList
+from penstock.formats import filetables
+from penstock.formats.filetables import ColumnStore
+from penstock.formats.samples import MOST_TRIED, count_pixels
+from penstock.members import Kind, Picture
+from penstock.store import ExtentStore, Store
+from penstock.texts import Texts
+
+if TYPE_CHECKING:
+    from penstock.formats.registry import OpenOptions
+
+
+def is_folder_of_pictures(path: str) -> bool:
+    """Whether a folder has pictures in it, or arrays."""
+    return os.path.isdir(path) and folderindex.find_any(path, lambda ending: _is_picture(ending) or ending == "npy")
+
+
+def _is_picture(ending: str) -> bool:
+    return ending in pictures.EXTENSIONS
+
+
+def open_folder(path: str, options: "OpenOptions") -> Store:
+    """The samples of one folder."""
+    folder = options.index_folder
+    files, field, ending = folderindex.list_files(path, _is_picture, folder, "pictures"), "image", "jpg"
+    if not len(files):
+        files, field, ending = folderindex.list_files(path, "npy".__eq__, folder, "arrays"), "data", "npy"
+    if files.left_out and options.on_error == "raise":
+        raise files.left_out[0]
+    if not len(files):
+        raise Missing(f"{path}: no pictures in it or in its folders ({files.passed_over:,} files of other kinds)")
+    columns = _columns(files, options)
+    fields = options.fields or (field, *columns.store.fields)
+    for name in fields:
+        if name != field and name not in columns.store.fields:
+            raise Missing(f"{path}: no field {name!r}; it has {', '.join(map(repr, (field, *columns.store.fields)))}")
+    parts = {}
+    if field in fields:
+        known_by = field if options.members.decoder(field) is not None else ending
+        array = _files(files, field, partial(members.kind_of, known_by, wanted=options.members), options)
+        parts["files"] = Part(ExtentStore({field: array}, options.files), columns.rows, {field: field})
+    beside = [name for name in fields if name != field]
+    if beside:
+        parts["columns"] = Part(columns.store.choosing(beside), None, {name: name for name in beside})
+    return FolderStore(parts, columns.classes)
+
+
+class FolderStore(Joined):
+    """Files, and what is known of each."""
+
+    def __init__(self, parts: Mapping[str, Part], classes: tuple[str, ...] = ()) -> None:
+        super().__init__(parts)
+        self.classes = classes
+        """What labels mean."""
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What is known of the samples besides their files."""
+
+    store: ColumnStore
+    rows: np.ndarray | None = None
+    """Which file each sample has; None where each file is a sample."""
+    classes: tuple[str, ...] = ()
+
+
+def _columns(files: FileList, options: "OpenOptions") -> _Columns:
+    table = filetables.find(files.root)
+    if table is not None:
+        rows, columns = filetables.read(table, files, options)
+        return _Columns(ColumnStore(columns, len(rows)), rows)
+    labels = _labels(files.names)
+    if labels is None:
+        return _Columns(ColumnStore({}, len(files)))
+    return _Columns(ColumnStore({"label": labels[0]}, len(files)), None, labels[1])
+
+
+def _labels(names: Texts) -> tuple[np.ndarray, tuple[str, ...]] | None:
+    """Which of the folders each file is in, in their order; None where some file is in none."""
+    folders: dict[bytes, int] = {}
+    found = np.empty(len(names), np.int64)
+    for row, name in enumerate(names.raws()):
+        folder, slash, _ = name.partition(b"/")
+        if not slash:
+            return None
+        found[row] = folders.setdefault(folder, len(folders))
+    order = sorted(folders, key=os.fsdecode)
+    place = np.empty(len(order), np.int64)
+    place[[folders[folder] for folder in order]] = np.arange(len(order))
+    return place[found], tuple(os.fsdecode(folder) for folder in order)
+
+
+def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenOptions") -> LooseFiles:
+    where = FileId(files.root, int(files.sizes.sum()), 0, 0)
+    offsets = np.broadcast_to(np.int64(0), len(files))
+    array = LooseFiles(
+        where, name, np.dtype(np.uint8), (), len(files), offsets, files.sizes, files.names, None, files.index_bytes,
+        "*", "files of a folder", files.mtimes, files.inodes, files.saved,
+    )  # fmt: skip
+    kind = _kind(array, kind_of, options)
+    return replace(array, stored=kind.dtype, shape=kind.shape, kind=kind)
+
+
+def _kind(array: LooseFiles, kind_of: "partial[Kind]", options: "OpenOptions") -> Kind:
+    """What the first file holds, which all must; or the first that can be read, where bad ones are skipped."""
+    first_error: DataError | None = None
+    for row in range(min(array.rows, MOST_TRIED if options.on_error == "skip" else 1)):
+        data = np.empty(int(array.lengths[row]), np.uint8)
+        with options.files.lend(array.file_at(row)) as handle:
+            handle.read_into(0, data)
+        try:
+            kind = kind_of(data.tobytes())
+            wanted = options.members
+            if isinstance(kind, Picture) and wanted.size is not None:
+                kind = replace(kind, shape=(*wanted.size, 3), fit=wanted.fit, largest=_largest_picture(array, options))
+            return kind
+        except DataError as error:
+            first_error = first_error or type(error)(f"{array.file_at(row).path}: {error}")
+    raise first_error or SchemaMismatch(f"{array.file.path}: no files")
+
+
+def _largest_picture(array: LooseFiles, options: "OpenOptions") -> int:
+    """Pixels of the largest picture. Every header is read, once: the answer is kept for as long as the list holds."""
+    what = f"pixels of the largest picture of {array.describe()}, {crc32(np.ascontiguousarray(array.mtimes).data)}"
+    where, folder = FileId(os.path.abspath(array.file.path), 0, 0, 0), options.index_folder
+    saved = None if folder is None else savedcolumns.load(folder, where, what)
+    if saved is not None and isinstance(largest := saved.header.get("pixels"), int):
+        return min(largest, options.members.max_pixels)
+    largest = 0
+    for row in range(array.rows):
+        with options.files.lend(array.file_at(row)) as handle:
+            largest = max(largest, count_pixels(handle, 0, int(array.lengths[row])))
+    if folder is not None:
+        savedcolumns.save(folder, where, what, {"pixels": largest}, {})
+    return min(largest, options.members.max_pixels)

@@ -1,0 +1,150 @@
+"""LMDB databases, a value a sample and field: one walk over the tree's pages, then every value by its position.
+
+What values are is told by their keys' endings or by what they begin with (arrays as npy, pictures, whole numbers,
+text), or by the caller (``decoders``). Which keys make a sample is told in ``lmdbkeys``; named databases with the same
+keys are fields.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock import lmdbkeys, lmdbwalk, members, tarindex, values
+from penstock.errors import ConfigError, DecodeFailed, Missing, SchemaMismatch, Unsafe
+from penstock.extents import Extents, FileId
+from penstock.formats.samples import Samples
+from penstock.lmdbwalk import MAGIC, MAGIC_AT
+from penstock.picture_headers import read_header
+from penstock.store import ExtentStore, Store
+from penstock.tarindex import NOT_THERE, MemberTable, SampleTable
+
+if TYPE_CHECKING:
+    from penstock.formats.registry import OpenOptions
+
+__all__ = ["MAGIC", "MAGIC_AT", "is_database", "open_file"]
+
+DATA_FILE = "data.mdb"
+"""The file that holds everything, where a database is a folder."""
+
+SAVED_AS = "samples of an LMDB database"
+
+# Values that are looked at to tell numbers from text, evenly spread: the first text may happen to be a number.
+LOOKED_AT = 16
+
+_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
+_TEXT = re.compile(r"[^\x00-\x08\x0e-\x1f\x7f]+")
+_PICKLED = re.compile(rb"\x80[\x02-\x05]")
+
+
+def is_database(path: str) -> bool:
+    """Whether a folder is an LMDB database; a file that begins like one is."""
+    return not os.path.isdir(path) or os.path.isfile(os.path.join(path, DATA_FILE))
+
+
+def open_file(path: str, options: "OpenOptions") -> Store:
+    """The samples of one database: a file, or a folder with ``data.mdb`` in it."""
+    file = options.files.identify(os.path.join(path, DATA_FILE) if os.path.isdir(path) else path)
+    table = _table(file, options)
+    if not table.samples:
+        raise Missing(f"{file.path}: an LMDB database without samples")
+    samples = Samples(file, table, options, "values of a database", patterns=True)
+    columns = _columns(samples)
+    arrays: dict[str, Extents] = {
+        name: samples.members(name, column, partial(_kind_of, samples, name, column))
+        for name, column in columns.items()
+    }
+    return ExtentStore(arrays, options.files)
+
+
+def _columns(samples: Samples) -> dict[str, int]:
+    """The fields wanted, and which columns of the table they are."""
+    path, fields = samples.file.path, samples.options.fields
+    names = lmdbkeys.field_names(samples.table.fields)
+    if names == [""]:  # keys are samples: values have no name of their own, and may be given one
+        if fields is not None and len(fields) != 1:
+            raise ConfigError(f"{path}: has one field, a value a key, and {len(fields)} were asked for")
+        return {fields[0] if fields else "image" if _is_picture(samples) else "data": 0}
+    for name in fields or ():
+        if name not in names:
+            raise Missing(f"{path}: no field {name!r}; its keys make {', '.join(map(repr, names))}")
+    return {name: names.index(name) for name in fields or names}
+
+
+def _is_picture(samples: Samples) -> bool:
+    head = samples.value(0, 0)[: members.HEAD_BYTES]
+    try:
+        return read_header(head) is not None
+    except DecodeFailed:  # a picture, and its header is longer
+        return True
+
+
+def _table(file: FileId, options: "OpenOptions") -> SampleTable:
+    """Which values make which samples: as saved, or found out."""
+    folder = options.index_folder
+    as_chosen = f"{SAVED_AS}: {options.fields!r}"
+    if folder is not None:
+        saved = tarindex.load(folder, file, SAVED_AS) or tarindex.load(folder, file, as_chosen)
+        if saved is not None:
+            return saved
+    with options.files.lend(file) as handle:
+        databases = lmdbwalk.walk(handle, options.fields)
+    named = list(databases) != [""]
+    table = _side_by_side(file, databases) if named else lmdbkeys.group(databases[""], members.is_known)
+    return table if folder is None else tarindex.save(folder, file, table, as_chosen if named else SAVED_AS)
+
+
+def _side_by_side(file: FileId, databases: Mapping[str, MemberTable]) -> SampleTable:
+    found = lmdbkeys.side_by_side(list(databases.items()))
+    if found is None:
+        told = ", ".join(f"{name!r} ({len(each):,} keys)" for name, each in databases.items())
+        raise SchemaMismatch(
+            f"{file.path}: its databases hold different keys: {told}. Open one of them with "
+            f"fields=({next(iter(databases))!r},)"
+        )
+    return found
+
+
+def _kind_of(samples: Samples, name: str, column: int, value: bytes) -> members.Kind:
+    """What a field holds: as the caller says, as the keys' ending says, or as the value looks."""
+    wanted = samples.options.members
+    ending = samples.table.fields[column].removeprefix("*.").lower()
+    if wanted.decoder(name) is not None:
+        return members.kind_of(name, value, wanted)
+    if samples.table.fields[column].startswith("*.") and members.is_known(ending, wanted):
+        return members.kind_of(ending, value, wanted)
+    if value.startswith(b"\x93NUMPY"):
+        return members.kind_of("npy", value)
+    if read_header(value) is not None:
+        return members.Picture.of(value, wanted.max_pixels)
+    if _NUMBER.fullmatch(value) and all(map(_NUMBER.fullmatch, _some(samples, column))):
+        return members.Number()
+    if all(map(_is_text, _some(samples, column))):
+        return members.Value(values.TEXT)
+    if _PICKLED.match(value):
+        raise Unsafe(
+            f"a pickled Python object ({len(value):,} bytes), which only unpickling could read, and unpickling runs "
+            f"what the file says. Write the database again with values saved by numpy.save, or as plain bytes "
+            f'(array.tobytes()); decoders={{{name!r}: "bytes"}} gives their bytes as they are'
+        )
+    raise SchemaMismatch(
+        f"neither an array (npy), a picture, a number nor text: {len(value):,} bytes that begin with {value[:12]!r}. "
+        f"Say what they are: for the plain bytes of arrays "
+        f'decoders={{{name!r}: ("float32", (64, 64))}}, for others a function of your own'
+    )
+
+
+def _some(samples: Samples, column: int) -> list[bytes]:
+    there = np.flatnonzero(samples.table.offsets[:, column] != NOT_THERE)
+    at = np.linspace(0, len(there) - 1, min(LOOKED_AT, len(there)), dtype=np.int64)
+    return [samples.value(sample, column) for sample in there[at].tolist()]
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        return _TEXT.fullmatch(value.decode("utf-8")) is not None or not value
+    except UnicodeDecodeError:
+        return False

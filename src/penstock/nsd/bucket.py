@@ -1,0 +1,74 @@
+"""The release in a bucket: its tables and regions are copied here once, its betas and pictures are read where they are.
+
+Tables, regions, masks and noise ceiling are a few megabytes a subject. Their copies lie in a folder with the release's
+own layout, beside which ``prepare`` puts what it makes of the betas.
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+
+from penstock.errors import ConfigError, Missing
+from penstock.fileio import Files
+from penstock.index import default_folder
+from penstock.nsd.layout import DESIGN, STIM_INFO, Layout
+from penstock.sizes import MiB
+from penstock.store import digest
+
+PIECE_BYTES = 1 * MiB
+
+
+def default_mirror(root: str) -> str:
+    """Where copies of a bucket's small files are kept: beside the tables of chunks, in the user's cache folder."""
+    return os.path.join(os.path.dirname(default_folder()), "nsd", digest(root))
+
+
+def mirrored(layout: Layout, folder: str, files: Files) -> Layout:
+    """The subject's small files copied into ``folder``, and the layout that finds them there."""
+    if not layout.root.startswith("s3://"):
+        raise ConfigError(f"{layout.root}: expected a folder, or a bucket such as s3://natural-scenes-dataset")
+    here = replace(layout, root=folder)
+    single = [
+        DESIGN,
+        STIM_INFO,
+        *(_inside(layout, p) for p in (layout.responses, layout.brainmask, layout.noise_ceiling)),
+    ]
+    listed = [f"{_inside(layout, layout.regions)}/*.nii.gz"]
+    listed += [f"{_inside(layout, os.path.dirname(table))}/*.ctab" for table in layout.label_tables("any")]
+    for name in single:
+        with suppress(Missing):
+            _copy(files, address(layout, name), os.path.join(folder, name))
+    for pattern in listed:
+        with suppress(Missing):
+            for url in files.remote.listed(address(layout, pattern)):
+                _copy(files, url, os.path.join(folder, url.removeprefix(layout.root).lstrip("/")))
+    return here
+
+
+def sessions(layout: Layout, files: Files) -> list[str]:
+    """Addresses of the sessions' HDF5 files."""
+    with suppress(Missing):
+        return files.remote.listed(address(layout, f"{_inside(layout, layout.beta_folder)}/betas_session*.hdf5"))
+    return []
+
+
+def address(layout: Layout, name: str) -> str:
+    """Of a file that is named by its path in the release."""
+    return f"{layout.root.rstrip('/')}/{name.replace(os.sep, '/')}"
+
+
+def _inside(layout: Layout, path: str) -> str:
+    return os.path.relpath(path, layout.root).replace(os.sep, "/")
+
+
+def _copy(files: Files, url: str, path: str) -> None:
+    """One small file, under its name when it is whole; not again while its size is the same."""
+    url = files.remote.admit(url)
+    file = files.identify(url)
+    if os.path.isfile(path) and os.path.getsize(path) == file.size:
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with files.stream(url) as source, open(f"{path}.part", "wb") as copy:
+        while piece := source.read(PIECE_BYTES):
+            copy.write(piece)
+    os.replace(f"{path}.part", path)

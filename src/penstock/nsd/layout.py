@@ -1,0 +1,98 @@
+"""Where the files of the release lie, and what they are called. Names only: nothing is opened here."""
+
+import os
+from dataclasses import dataclass
+
+SUBJECTS = range(1, 9)
+TRIALS = 750
+"""Trials of a session."""
+RUNS = 12
+REPS = 3
+"""Times each picture was planned to be shown."""
+
+FIELD = "betas"
+"""The dataset of a session's file."""
+SCALE = 300
+"""Betas are stored as whole numbers, so many to the percent of signal change."""
+
+BETAS = {
+    "b1": "betas_assumehrf",
+    "b2": "betas_fithrf",
+    "b3": "betas_fithrf_GLMdenoise_RR",
+}
+"""Short names of the versions of betas."""
+
+EXPERIMENT = os.path.join("nsddata", "experiments", "nsd")
+DESIGN = os.path.join(EXPERIMENT, "nsd_expdesign.mat")
+STIM_INFO = os.path.join(EXPERIMENT, "nsd_stim_info_merged.csv")
+STIMULI = os.path.join("nsddata_stimuli", "stimuli", "nsd", "nsd_stimuli.hdf5")
+COCO_224 = "coco_images_224_float16.hdf5"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of one subject under one root."""
+
+    root: str
+    subject: int
+    space: str
+    betas: str
+
+    @property
+    def name(self) -> str:
+        return f"subj{self.subject:02d}"
+
+    @property
+    def design(self) -> str:
+        return os.path.join(self.root, DESIGN)
+
+    @property
+    def stim_info(self) -> str:
+        return os.path.join(self.root, STIM_INFO)
+
+    @property
+    def stimuli(self) -> str:
+        return os.path.join(self.root, STIMULI)
+
+    @property
+    def responses(self) -> str:
+        return os.path.join(self.root, "nsddata", "ppdata", self.name, "behav", "responses.tsv")
+
+    @property
+    def functional(self) -> str:
+        """Masks and regions in this space."""
+        return os.path.join(self.root, "nsddata", "ppdata", self.name, self.space)
+
+    @property
+    def brainmask(self) -> str:
+        return os.path.join(self.functional, "brainmask.nii.gz")
+
+    @property
+    def regions(self) -> str:
+        return os.path.join(self.functional, "roi")
+
+    @property
+    def beta_folder(self) -> str:
+        return os.path.join(self.root, "nsddata_betas", "ppdata", self.name, self.space, self.betas)
+
+    @property
+    def noise_ceiling(self) -> str:
+        return os.path.join(self.beta_folder, "ncsnr.nii.gz")
+
+    @property
+    def prepared(self) -> str:
+        """Where copies for training are kept, beside the release and never inside it."""
+        return os.path.join(self.root, "penstock", self.name, self.space, self.betas)
+
+    def session(self, number: int, suffix: str) -> str:
+        """``session(7, ".hdf5")``: the betas of session 7."""
+        return os.path.join(self.beta_folder, f"betas_session{number:02d}{suffix}")
+
+    def label_tables(self, region: str) -> list[str]:
+        """Where the names of a region's labels may be found, the subject's own first."""
+        labels = os.path.join(self.root, "nsddata", "freesurfer")
+        return [
+            os.path.join(labels, self.name, "label", f"{region}.mgz.ctab"),
+            os.path.join(labels, "fsaverage", "label", f"{region}.mgz.ctab"),
+            os.path.join(self.root, "nsddata", "templates", f"{region}.ctab"),
+        ]

@@ -1,0 +1,77 @@
+"""Which trials are for training and which are not, as published. Pure: a trial table in, booleans out.
+
+| name | train | val | test |
+|---|---|---|---|
+| ``shared1000`` | pictures of this subject alone | – | the shared pictures |
+| ``mindeye1`` | the same, first 37 sessions (29, 27 where fewer were scanned) | – | shared, the same sessions |
+| ``mindeye1-val`` | the same less 300 pictures drawn by a seed (MindEye's are unpublished) | those 300 | as above |
+| ``mindeye2`` | the same, all sessions | – | shared, all sessions |
+| ``berg`` | the same | shared, not seen three times by all | shared, seen three times by all eight subjects |
+| ``first-N`` | the same, sessions 1 to N | – | shared, all sessions |
+| ``random-P`` | P percent of all pictures, drawn by a seed | – | the others |
+
+Pictures are never divided: all trials that show one are on the same side.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError
+
+PARTS = ("train", "val", "test")
+FIRST_RELEASE = {1: 37, 2: 37, 3: 29, 4: 27, 5: 37, 6: 29, 7: 37, 8: 27}
+"""Sessions that were public before the last three of each subject came out."""
+LEAST_SESSIONS = 30
+"""Sessions that every subject did."""
+VAL_PICTURES = 300
+
+NAMES = ("shared1000", "mindeye1", "mindeye1-val", "mindeye2", "berg", "first-N", "random-P")
+
+
+def choose(trials: Any, split: str, *, seed: int, least_sessions: int = LEAST_SESSIONS) -> np.ndarray:
+    """Whether each trial belongs to this part: ``"mindeye2/train"``."""
+    name, _, part = split.partition("/")
+    if part not in PARTS:
+        raise ConfigError(f"split={split!r}: expected a name and a part, such as 'shared1000/train' or 'mindeye2/test'")
+    parts = _parts(trials, name, seed, least_sessions)
+    if part not in parts:
+        raise ConfigError(f"split={split!r}: {name} has {' and '.join(parts)} only")
+    chosen = np.asarray(parts[part])
+    if not chosen.any():
+        raise ConfigError(f"split={split!r}: none of the {len(trials):,} trials that are there belongs to it")
+    return chosen
+
+
+def _parts(trials: Any, name: str, seed: int, least_sessions: int) -> dict[str, np.ndarray]:
+    shared = np.asarray(trials["shared1000"], bool)
+    session = np.asarray(trials["session"])
+    if name in ("shared1000", "mindeye2"):
+        return {"train": ~shared, "test": shared}
+    if name in ("mindeye1", "mindeye1-val"):
+        public = session <= FIRST_RELEASE[int(trials["subject"].iloc[0])] if len(trials) else shared
+        if name == "mindeye1":
+            return {"train": ~shared & public, "test": shared & public}
+        held_out = _drawn(trials[~shared & public], VAL_PICTURES, seed)
+        val = np.isin(trials["stim_id"], held_out) & public
+        return {"train": ~shared & public & ~val, "val": val, "test": shared & public}
+    if name == "berg":
+        early = trials[shared & (session <= least_sessions)].groupby("stim_id").size()
+        thrice = np.isin(trials["stim_id"], early.index[early == 3])
+        return {"train": ~shared, "val": shared & ~thrice, "test": shared & thrice}
+    if found := re.fullmatch(r"first-(\d+)", name):
+        return {"train": ~shared & (session <= int(found[1])), "test": shared}
+    if (found := re.fullmatch(r"random-(\d+)", name)) and 0 < int(found[1]) < 100:
+        pictures = int(trials["stim_id"].nunique())
+        train = np.isin(trials["stim_id"], _drawn(trials, round(pictures * int(found[1]) / 100), seed))
+        return {"train": train, "test": ~train}
+    raise ConfigError(f"split={name!r}: not a split known here; known: {', '.join(NAMES)}")
+
+
+def _drawn(trials: Any, count: int, seed: int) -> np.ndarray:
+    """So many pictures, whatever the order of the trials."""
+    pictures = np.unique(trials["stim_id"])
+    if count >= len(pictures):
+        count = len(pictures) // 10  # a small set keeps the proportions, not the number
+    return np.random.default_rng([seed, len(pictures)]).choice(pictures, count, replace=False)

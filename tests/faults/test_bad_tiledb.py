@@ -1,0 +1,125 @@
+"""TileDB arrays that are damaged, incomplete or of another kind: an error that says where and the way out."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+import tiledb
+from penstock.errors import Changed, ConfigError, Corrupt, Missing, SchemaMismatch
+
+# Its own writing, below, would put a warning into os.fork for the rest of this process.
+tiledb.ctx._needs_fork_wrapper = False
+
+
+def create(path: Path, attributes: list[Any], sparse: bool = False, columns: int = 4, kind: Any = np.int64) -> str:
+    rows = tiledb.Dim("row", domain=(0, 19), tile=2, dtype=kind)
+    across = tiledb.Dim("column", domain=(0, columns - 1), tile=columns, dtype=kind)
+    tiledb.Array.create(str(path), tiledb.ArraySchema(tiledb.Domain(rows, across), attributes, sparse=sparse))
+    return str(path)
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> str:
+    path = create(tmp_path / "a", [tiledb.Attr("x", dtype="f8", filters=[tiledb.ZstdFilter()])])
+    with tiledb.open(path, "w") as opened:
+        opened[:] = np.arange(80.0).reshape(20, 4)
+    return path
+
+
+def test_never_written(tmp_path: Path) -> None:
+    path = create(tmp_path / "a", [tiledb.Attr("x", dtype="f8")])
+    with pytest.raises(Missing, match="nothing was ever written"):
+        ps.open(path)
+
+
+def test_holes_are_refused_unless_they_are_allowed(tmp_path: Path) -> None:
+    path = create(tmp_path / "a", [tiledb.Attr("x", dtype="f8", fill=-1.0)])
+    for begin, end, columns in ((0, 6, 4), (8, 20, 4)):
+        with tiledb.open(path, "w") as opened:
+            opened[begin:end, :columns] = np.ones((end - begin, columns))
+    with pytest.raises(Missing, match=r"cells from \(6, 0\) on were never written.*allow_fill=True"):
+        ps.open(path)
+    assert ps.open(path, allow_fill=True)[:]["x"][:, 0].tolist() == [1] * 6 + [-1] * 2 + [1] * 12
+    with tiledb.open(path, "w") as opened:
+        opened[6:8, :3] = np.ones((2, 3))
+    with pytest.raises(Missing, match=r"cells from \(6, 3\) on"):
+        ps.open(path)
+    with tiledb.open(path, "w") as opened:
+        opened[5:9, 3:4] = np.ones((4, 1))
+    assert ps.open(path)[:]["x"].tolist() == np.ones((20, 4)).tolist()
+
+
+def test_sparse_arrays_are_refused(tmp_path: Path) -> None:
+    path = create(tmp_path / "a", [tiledb.Attr("x", dtype="f8")], sparse=True)
+    with tiledb.open(path, "w") as opened:
+        opened[[1, 2], [0, 1]] = np.ones(2)
+    with pytest.raises(SchemaMismatch, match="sparse TileDB array; rows are read from dense ones"):
+        ps.open(path)
+
+
+def test_attributes_that_are_no_numbers(tmp_path: Path) -> None:
+    text, nullable = tiledb.Attr("text", dtype="U", var=True), tiledb.Attr("some", dtype="f8", nullable=True)
+    path = create(tmp_path / "a", [text, tiledb.Attr("x", dtype="f8")])
+    with tiledb.open(path, "w") as opened:
+        opened[:] = {"text": np.full((20, 4), "a", object), "x": np.ones((20, 4))}
+    assert list(ps.open(path).fields) == ["x"]
+    with pytest.raises(Missing, match=r"no attribute 'text' of numbers; the array has 'text' .*'x' \(float64\)"):
+        ps.open(path, fields=["text"])
+    assert nullable.isnullable
+
+
+def test_rows_along_a_dimension_that_is_not_there(array: str) -> None:
+    with pytest.raises(ConfigError, match="row_axis=2, but the array has 2 dimensions"):
+        ps.open(array, row_axis=2)
+
+
+def test_a_damaged_tile(array: str) -> None:
+    ds = ps.open(array)
+    assert ds[3]["x"].tolist() == [12, 13, 14, 15]
+    (tiles,) = Path(array, "__fragments").glob("*/a0.tdb")
+    whole = bytearray(tiles.read_bytes())
+    whole[len(whole) // 2 : len(whole) // 2 + 40] = bytes(40)
+    tiles.write_bytes(whole)
+    ds.store.close()
+    with pytest.raises(Corrupt, match=r"a: x, rows [0-9]+ to [0-9]+: .*damaged there.*on_error="):
+        ds[:]
+    with ps.Loader(ds, batch_size=4, memory="64MiB", on_error="skip", output="numpy") as loader:
+        kept = [row for batch in loader for row in batch["x"][:, 0].tolist()]
+        assert 0 < loader.stats().left_out_samples == 20 - len(kept) < 20
+    assert set(kept) <= set(np.arange(0, 80, 4).tolist())
+
+
+def test_a_fragment_that_was_removed(array: str) -> None:
+    ds = ps.open(array)
+    ds.store.close()
+    for fragment in Path(array, "__fragments").iterdir():
+        shutil.rmtree(fragment)
+    with pytest.raises(Corrupt, match=r"TileDB cannot open it .*restore it"):
+        ds[:]
+
+
+def test_another_array_under_the_same_name(array: str) -> None:
+    ds = ps.open(array)
+    shutil.rmtree(array)
+    create(Path(array), [tiledb.Attr("x", dtype="f8")])
+    with pytest.raises(Changed, match=r"replaced|rewritten"):
+        ds[:]
+
+
+def test_a_damaged_schema(array: str) -> None:
+    for schema in Path(array, "__schema").iterdir():
+        if schema.is_file():
+            schema.write_bytes(b"nothing")
+    with pytest.raises(Corrupt, match=r"TileDB cannot open it .*restore it"):
+        ps.open(array)
+
+
+def test_without_the_library(array: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tiledb", None)
+    with pytest.raises(ConfigError, match=r'pip install "penstock\[tiledb\]"'):
+        ps.open(array)

@@ -1,0 +1,30 @@
+"""The page's snippets run as they stand, on a synthetic subject."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.nsd import NSD, synthesize
+from penstock.nsd.synthetic import Scale
+
+PAGE = Path(__file__).parents[2] / "docs" / "nsd.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    home = tmp_path_factory.mktemp("docs")
+    scale = Scale((9, 11, 10), 24, 3, {1: 3}, shared=4, picture=16, region_voxels=60)
+    synthesize(home / "my-nsd", scale)
+    return home
+
+
+def test_snippets_run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    names = {"my_mask": NSD("my-nsd").voxels("V1").mask}
+    snippets = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(snippets) >= 4
+    for snippet in snippets:
+        exec(compile(snippet, str(PAGE), "exec"), names)
+    assert len(names["voxels"])
+    assert names["num_train"] + names["num_val"] == 24

@@ -1,0 +1,414 @@
+"""Every voxel that is delivered proves its session, trial and place, from every layout, in the order promised."""
+
+import gzip
+import os
+import warnings
+
+import h5py
+import nibabel
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import BudgetExceeded, ConfigError, Corrupt, DataError, Missing, SchemaMismatch
+from penstock.nsd import NSD, synthesize
+from penstock.nsd.nifti import open_nifti
+from penstock.nsd.prepared import Stale
+from penstock.nsd.synthetic import SCALES, Anatomy, Betas, Scale
+from penstock.testing import check_store
+
+TINY = SCALES["tiny"]
+LAYOUTS = ("voxel-major", "trial-major", "rechunked", "nifti", "prepared")
+RAW = {"dtype": "int16", "columns": ("voxels", "session", "trial_in_session")}
+
+
+def expected(nsd, index, sessions=None):
+    betas = Betas(TINY, nsd.subject)
+    brain = Anatomy(TINY).brain.reshape(-1)[index]
+    parts = [betas.values(session, np.arange(24), index) * brain for session in sessions or nsd.sessions]
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("subject", [1, 2])
+@pytest.mark.parametrize("roi", ["nsdgeneral", "streams:ventral", "V1", "brainmask"])
+def test_values_prove_their_place(roots, layout, subject, roi):
+    nsd = NSD(roots[layout], subject)
+    ds = nsd.dataset(roi=roi, **RAW)
+    assert nsd.sessions == tuple(range(1, TINY.sessions[subject] + 1))
+    voxels, session, trial = ds[:]
+    for value, s, t in zip(voxels, session, trial, strict=True):
+        for number, (x, y, z) in zip(value.tolist(), ds.voxels.coordinates.tolist(), strict=True):
+            assert number == 5040 * (s - 1) + 210 * t + (x * 42 + y * 6 + z)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whole_volumes(roots, layout):
+    nsd = NSD(roots[layout])
+    ds = nsd.dataset(roi=None, **RAW)
+    assert ds.fields["voxels"].shape == TINY.volume
+    whole = expected(nsd, np.arange(TINY.voxels)).reshape(-1, *TINY.volume)
+    assert np.array_equal(ds[:][0], whole)
+    with ds.loader(7, shuffle=True, memory="64MiB", columns=("voxels", "__index__"), output="numpy") as loader:
+        for volumes, rows in loader:
+            assert np.array_equal(volumes, whole[rows])
+
+
+def test_order_is_that_of_nifti_or_of_hdf5(roots):
+    nsd = NSD(roots["voxel-major"])
+    mask = nibabel.load(f"{nsd.layout.regions}/nsdgeneral.nii.gz").get_fdata() > 0
+    nifti = np.asanyarray(nibabel.load(NSD(roots["nifti"]).layout.session(2, ".nii.gz")).dataobj)
+    with h5py.File(nsd.layout.session(2, ".hdf5")) as file:
+        hdf5 = file["betas"][:]
+    as_nifti = nsd.dataset(sessions=[2], **RAW)
+    as_hdf5 = nsd.dataset(sessions=[2], voxel_order="hdf5", **RAW)
+    assert np.array_equal(as_nifti[:][0], nifti[mask].T)
+    assert np.array_equal(as_hdf5[:][0], hdf5[:, mask.T])
+    assert not np.array_equal(as_nifti[:][0], as_hdf5[:][0])
+    assert np.array_equal(as_nifti.voxels.index, np.flatnonzero(mask))
+    assert np.array_equal(as_hdf5.voxels.mask, mask)
+
+
+def test_minus_one_is_no_voxel(roots):
+    labels = nibabel.load(f"{NSD(roots['voxel-major']).layout.regions}/nsdgeneral.nii.gz").get_fdata()
+    assert len(NSD(roots["voxel-major"]).voxels("nsdgeneral")) == (labels > 0).sum() == 27 < (labels != 0).sum()
+
+
+def test_values_go_back_where_they_were(roots):
+    voxels = NSD(roots["voxel-major"]).voxels("V1")
+    volume = voxels.volume(np.arange(len(voxels)) + 1)
+    assert np.array_equal(volume.reshape(-1)[voxels.index], np.arange(len(voxels)) + 1)
+    assert (volume > 0).sum() == len(voxels)
+
+
+def test_regions_by_any_way_of_naming_them(roots):
+    nsd = NSD(roots["voxel-major"])
+    path = f"{nsd.layout.regions}/prf-visualrois.nii.gz"
+    labels = nibabel.load(path).get_fdata()
+    same = [
+        (nsd.voxels("V1"), np.isin(labels, [1, 2])),
+        (nsd.voxels("V1v"), labels == 1),
+        (nsd.voxels("prf-visualrois:V1"), np.isin(labels, [1, 2])),
+        (nsd.voxels("prf-visualrois:3"), labels == 3),
+        (nsd.voxels(path), labels > 0),
+        (nsd.voxels(labels == 2), labels == 2),
+        (nsd.voxels(["V1", "hV4"]), np.isin(labels, [1, 2, 7])),
+    ]
+    for voxels, mask in same:
+        assert np.array_equal(voxels.mask, mask)
+    assert nsd.regions["streams"][4] == "ventral"
+
+
+def test_names_of_labels_are_known_without_their_tables(root):
+    nsd = NSD(root)
+    before = nsd.voxels("streams:lateral").index
+    for path in (root / "nsddata" / "freesurfer").rglob("*.ctab"):
+        path.unlink()
+    assert np.array_equal(NSD(root).voxels("streams:lateral").index, before)
+
+
+def test_noise_ceiling(roots):
+    nsd = NSD(roots["trial-major"])
+    ceiling = nibabel.load(nsd.layout.noise_ceiling).get_fdata()
+    mask = nibabel.load(f"{nsd.layout.regions}/nsdgeneral.nii.gz").get_fdata() > 0
+    ds = nsd.dataset(min_ncsnr=0.2, **RAW)
+    assert np.array_equal(ds.voxels.mask, mask & (ceiling >= 0.2))
+    assert np.isnan(ceiling[mask]).any()
+    assert np.array_equal(nsd.voxels(min_ncsnr=0.9).mask, ceiling >= 0.9)
+
+
+def test_percent_of_signal_change(roots):
+    nsd = NSD(roots["trial-major"])
+    stored, percent = nsd.dataset(**RAW)[:][0], nsd.dataset(("voxels",))[:][0]
+    assert percent.dtype == np.float32
+    assert np.array_equal(percent, stored.astype(np.float32) / np.float32(300))
+    assert nsd.dataset(("voxels",), dtype="float16").fields["voxels"].dtype == np.float16
+
+
+# Z-scores.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["session", "run", "train"])
+def test_zscores_equal_numpys(roots, layout, kind):
+    nsd = NSD(roots[layout])
+    raw = nsd.dataset(**RAW)[:][0] / 300.0
+    trials = nsd.trials
+    fitted = ~trials["shared1000"].to_numpy()
+    ds = nsd.dataset(
+        ("voxels",), split="shared1000/test", zscore=kind, zscore_fit="train" if kind == "train" else "all"
+    )
+    if kind != "train":
+        fitted = np.ones(len(trials), bool)
+    keys = {"session": trials["session"], "run": trials["session"] * 100 + trials["run"], "train": trials["subject"]}
+    wanted = np.empty_like(raw)
+    for key in keys[kind].unique():
+        here = (keys[kind] == key).to_numpy()
+        wanted[here] = (raw[here] - raw[here & fitted].mean(axis=0)) / raw[here & fitted].std(axis=0)
+    np.testing.assert_allclose(ds[:][0], wanted[trials["shared1000"].to_numpy()], rtol=1e-4, atol=1e-5)
+
+
+def test_zscores_by_default_never_see_the_shared_pictures(roots):
+    nsd = NSD(roots["trial-major"])
+    raw, trials = nsd.dataset(**RAW)[:][0] / 300.0, nsd.trials
+    ds = nsd.dataset(("voxels",), split="shared1000/test", zscore="session")
+    train = ~trials["shared1000"].to_numpy()
+    first = (trials["session"] == 1).to_numpy()
+    wanted = (raw - raw[first & train].mean(axis=0)) / raw[first & train].std(axis=0)
+    got = ds[: (first & ~train).sum()][0]
+    np.testing.assert_allclose(got, wanted[first & ~train], rtol=1e-4, atol=1e-5)
+
+
+def test_voxels_that_do_not_vary_come_as_zero(root):
+    nsd = NSD(root)
+    x, y, z = nsd.voxels("nsdgeneral").coordinates[3]
+    with h5py.File(nsd.layout.session(2, ".hdf5"), "r+") as file:
+        file["betas"][:, z, y, x] = -32767
+    ds = NSD(root).dataset(("voxels", "session"), zscore="session")
+    voxels, session = ds[:]
+    assert not voxels[session == 2][:, 3].any()
+    assert voxels[session != 2][:, 3].all()
+    assert np.isfinite(voxels).all()
+
+
+def test_sessions_without_trials_to_fit_on_are_refused(roots):
+    nsd = NSD(roots["trial-major"])
+    own = (nsd.trials["session"] == 1).to_numpy()
+    with pytest.raises(ConfigError, match=r'first being that of session 2, run 1: .*zscore_fit="all"'):
+        nsd.dataset(zscore="session", zscore_fit=own)
+    assert nsd.dataset(("voxels",), sessions=[1], zscore="session", zscore_fit=own)[0]
+
+
+# Sessions that are missing, cut or odd.
+
+
+def test_a_missing_session_is_told_and_the_others_work(root):
+    os.remove(NSD(root).layout.session(2, ".hdf5"))
+    nsd = NSD(root)
+    assert nsd.sessions == (1, 3)
+    assert any("sessions [2] of 3" in told and "betas_session02.hdf5" in told for told in nsd.missing)
+    assert nsd.trials["session"].unique().tolist() == [1, 3]
+    ds = nsd.dataset(**RAW)
+    assert np.array_equal(ds[:][0], expected(nsd, ds.voxels.index, [1, 3]))
+    with pytest.raises(Missing, match=r"sessions \[2\].*betas_session02\.hdf5"):
+        nsd.dataset(sessions=[1, 2])
+
+
+def test_a_truncated_session_is_named(root):
+    path = NSD(root).layout.session(3, ".hdf5")
+    os.truncate(path, os.path.getsize(path) // 2)
+    with pytest.raises(DataError, match=r"session 3: .*betas_session03\.hdf5.*pass sessions=\[1, 2\]"):
+        NSD(root).dataset()
+    ds = NSD(root).dataset(sessions=[1, 2])
+    assert len(ds) == 48
+
+
+def test_a_truncated_nifti_is_named(roots, tmp_path):
+    synthesize(tmp_path, stored=None, nifti=True, stimuli=False)
+    path = NSD(tmp_path).layout.session(3, ".nii.gz")
+    os.truncate(path, os.path.getsize(path) // 2)
+    ds = NSD(tmp_path).dataset(("voxels", "session"))
+    with pytest.raises(DataError, match=r"betas_session03\.nii\.gz"):
+        ds[:]
+
+
+def test_a_nifti_that_is_none(tmp_path):
+    bad = tmp_path / "betas_session01.nii.gz"
+    bad.write_bytes(gzip.compress(b"x" * 1000))
+    with pytest.raises(Corrupt, match="not a NIfTI-1 file"):
+        open_nifti(str(bad), "betas", ps.open.__globals__["Files"]())
+
+
+def test_a_session_of_another_length_is_named(root):
+    path = NSD(root).layout.session(2, ".hdf5")
+    with h5py.File(path, "w") as file:
+        file["betas"] = np.zeros((23, 6, 7, 5), np.int16)
+    with pytest.raises(SchemaMismatch, match=r"betas_session02\.hdf5: has 23 trials, but other sessions have 24"):
+        NSD(root).dataset()
+
+
+def test_a_region_of_another_space_is_refused(root):
+    nibabel.save(nibabel.Nifti1Image(np.ones((5, 7, 9), np.float32), np.eye(4)), root / "other.nii.gz")
+    with pytest.raises(SchemaMismatch, match=r"volumes of \(5, 7, 6\), but the region 'other' is of \(5, 7, 9\)"):
+        NSD(root).dataset(roi=str(root / "other.nii.gz"))
+
+
+def test_sessions_lying_in_the_root_itself(roots, tmp_path):
+    source = NSD(roots["trial-major"])
+    for session in (1, 2):
+        (tmp_path / f"betas_session{session:02d}.hdf5").symlink_to(source.layout.session(session, ".hdf5"))
+    os.symlink(roots["trial-major"] / "nsddata", tmp_path / "nsddata")
+    ds = NSD(tmp_path).dataset(**RAW)
+    assert np.array_equal(ds[:][0], expected(source, ds.voxels.index, [1, 2]))
+
+
+def test_volumes_stored_as_x_y_z(roots, tmp_path):
+    source = NSD(roots["trial-major"])
+    os.symlink(roots["trial-major"] / "nsddata", tmp_path / "nsddata")
+    for session in (1, 2, 3):
+        with h5py.File(source.layout.session(session, ".hdf5")) as file:
+            turned = file["betas"][:].transpose(0, 3, 2, 1)
+        with h5py.File(tmp_path / f"betas_session{session:02d}.hdf5", "w") as file:
+            file["betas"] = turned
+    for roi in ("nsdgeneral", None):
+        assert np.array_equal(NSD(tmp_path).dataset(roi=roi, **RAW)[:][0], source.dataset(roi=roi, **RAW)[:][0])
+
+
+def test_float_betas_are_not_divided(roots, tmp_path):
+    os.symlink(roots["trial-major"] / "nsddata", tmp_path / "nsddata")
+    values = np.random.default_rng(0).normal(size=(24, 6, 7, 5)).astype(np.float32)
+    for session in (1, 2, 3):
+        with h5py.File(tmp_path / f"betas_session{session:02d}.hdf5", "w") as file:
+            file["betas"] = values
+    ds = NSD(tmp_path).dataset(("voxels",), roi=None)
+    assert np.array_equal(ds[2][0], values[2].T)
+
+
+# The compressed store keeps the protocol's promises.
+
+
+def test_conformance_of_compressed_sessions(roots):
+    nsd = NSD(roots["nifti"])
+    whole = nsd.betas(None, [1])
+    check_store(lambda: NSD(roots["nifti"]).betas(None, [1]).store, {"betas": whole[:]["betas"]})
+    voxels = nsd.voxels("V1")
+    some = nsd.betas(voxels, [1])
+    check_store(lambda: nsd.betas(voxels, [1]).store, {"betas": some[:]["betas"]})
+
+
+# Copies by trial.
+
+
+def test_copies_are_used_when_there_and_checked(root):
+    before = NSD(root).dataset(**RAW)
+    assert before.store.blocks is not None
+    seen = []
+    folder = NSD(root).prepare(progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] == 72 * 27 * 2
+    assert sorted(os.listdir(folder)) == [f"session0{n}.{kind}" for n in (1, 2, 3) for kind in ("json", "npy")]
+    after = NSD(root).dataset(**RAW)
+    assert after.store.blocks is None
+    assert np.array_equal(after[:][0], before[:][0])
+    other = NSD(root).dataset(roi="V1", **RAW)
+    assert other.store.blocks is not None
+
+
+def test_preparing_goes_on_where_it_stopped(root, monkeypatch):
+    nsd = NSD(root)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done, total):
+        if done > total // 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        nsd.prepare(progress=stop)
+    (folder,) = list((root / "penstock").rglob("nsdgeneral*"))
+    whole = {name: os.stat(folder / name).st_mtime_ns for name in os.listdir(folder) if name.endswith(".npy")}
+    assert 0 < len(whole) < 3
+    nsd.prepare()
+    assert {name: os.stat(folder / name).st_mtime_ns for name in whole} == whole
+    ds = NSD(root).dataset(**RAW)
+    assert np.array_equal(ds[:][0], expected(nsd, ds.voxels.index))
+    assert not [name for name in os.listdir(folder) if name.endswith(".part")]
+
+
+def test_a_copy_of_another_source_is_left_aside(root):
+    NSD(root).prepare()
+    with h5py.File(NSD(root).layout.session(2, ".hdf5"), "r+") as file:
+        file["betas"][...] = file["betas"][:] + 1
+        file.create_dataset("note", data=np.zeros(5000))
+    with pytest.warns(Stale, match=r"session02\.npy: was made of .*betas_session02\.hdf5 as it was before"):
+        ds = NSD(root).dataset(**RAW)
+    assert (ds[24:48][0] == expected(NSD(root), ds.voxels.index, [2]) + 1).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NSD(root).prepare()
+        NSD(root).dataset(**RAW)
+
+
+def test_copies_stand_for_sessions_that_are_gone(root):
+    nsd = NSD(root)
+    nsd.prepare()
+    for session in nsd.sessions:
+        os.remove(nsd.layout.session(session, ".hdf5"))
+    ds = NSD(root).dataset(**RAW)
+    assert np.array_equal(ds[:][0], expected(nsd, ds.voxels.index))
+    with pytest.raises(Missing, match="only copies of other voxels are there, none of V1"):
+        NSD(root).dataset(roi="V1")
+
+
+@pytest.mark.parametrize("layout", ["voxel-major", "rechunked", "trial-major"])
+def test_copies_made_part_by_part(tmp_path, layout, monkeypatch):
+    from penstock.nsd import prepare
+
+    monkeypatch.setattr(prepare, "MOST_TOGETHER", 24 * 2 * 17)
+    synthesize(tmp_path, stored=layout, stimuli=False)
+    nsd = NSD(tmp_path)
+    nsd.prepare()
+    nsd.prepare(None)
+    ds = NSD(tmp_path).dataset(**RAW)
+    assert np.array_equal(ds[:][0], expected(nsd, ds.voxels.index))
+    whole = NSD(tmp_path).dataset(roi=None, **RAW)[:][0]
+    assert np.array_equal(whole.reshape(72, -1), expected(nsd, np.arange(TINY.voxels)))
+
+
+def test_preparing_refuses(root, monkeypatch):
+    with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too little to prepare with"):
+        NSD(root).prepare(memory="1MiB")
+    (root / "taken").write_text("a file")
+    with pytest.raises(ConfigError, match="prepared=folder"):
+        NSD(root, prepared=root / "taken" / "x").prepare()
+
+
+# What is refused, and how.
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"roi": "V5"}, r"no such region. There are: nsdgeneral; prf-visualrois \(V1v"),
+        ({"roi": "streams:dorsal"}, "Labels of streams: Unknown, early"),
+        ({"roi": np.zeros((5, 7, 6), bool)}, "selects no voxel"),
+        ({"roi": np.ones((6, 7, 5), bool)}, r"pass mask\.T"),
+        ({"roi": np.ones((5, 7, 6))}, "labels > 0"),
+        ({"voxel_order": "matlab"}, '"nifti" or "hdf5"'),
+        ({"zscore": "week"}, '"session", "run", "train" or None'),
+        ({"zscore": "session", "dtype": "int16"}, "z-scores need a float"),
+        ({"zscore_fit": "some", "zscore": "run"}, '"own", "train", "all"'),
+    ],
+    ids=str,
+)
+def test_refusals(roots, options, told):
+    with pytest.raises((ConfigError, Missing), match=told):
+        NSD(roots["voxel-major"]).dataset(**options)
+
+
+def test_a_wrong_root_is_explained(roots, tmp_path):
+    with pytest.raises(Missing, match="no such folder; expected the one that holds nsddata_betas"):
+        NSD(tmp_path / "nowhere")
+    with pytest.raises(Missing, match=r"There is no nsddata_betas in .*, which has: nothing"):
+        NSD(tmp_path)
+    with pytest.raises(Missing, match=r"There is no subj03 in .*ppdata, which has: subj01, subj02"):
+        NSD(roots["voxel-major"], 3)
+    with pytest.raises(Missing, match=r"There is no func1mm in .*, which has: func1pt8mm"):
+        NSD(roots["voxel-major"], space="func1mm")
+    with pytest.raises(Missing, match=r"There is no betas_fithrf in .*, which has: betas_fithrf_GLMdenoise_RR"):
+        NSD(roots["voxel-major"], betas="b2")
+    with pytest.raises(ConfigError, match="from 1 to 8"):
+        NSD(roots["voxel-major"], 9)
+
+
+def test_larger_than_one_read(tmp_path):
+    scale = Scale((12, 14, 13), 60, 3, {1: 3}, region_voxels=400)
+    synthesize(tmp_path, scale, stimuli=False)
+    nsd = NSD(tmp_path)
+    ds = nsd.dataset(**RAW)
+    betas = Betas(scale, 1)
+    assert not betas.exact
+    wanted = np.concatenate([betas.values(session, np.arange(60), ds.voxels.index) for session in (1, 2, 3)])
+    with ds.loader(16, shuffle=True, memory="64MiB", columns=("voxels", "__index__"), output="numpy") as loader:
+        for voxels, rows in loader:
+            assert np.array_equal(voxels, wanted[rows])
