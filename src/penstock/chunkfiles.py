@@ -43,6 +43,10 @@ class Found(NamedTuple):
 class Places(Protocol):
     """Where the files of a grid are: a folder, or an archive."""
 
+    @property
+    def root(self) -> str:
+        """The folder; empty where it is none."""
+
     def place(self, at: tuple[int, ...]) -> tuple[FileId, int, int]:
         """File, offset and length (``TO_THE_END`` of the file) of the one with these coordinates."""
 
@@ -93,6 +97,7 @@ class FileTable:
     def __init__(self, grid: Grid, places: Places, longest: int) -> None:
         self.grid, self.places, self.longest = grid, places, longest
         self.shape = grid.shape
+        self.folder = places.root
 
     def sizes(self, most: int) -> tuple[int, ...]:
         """Those of up to so many of its files, evenly spread: evidence that two tables are of the same data."""

@@ -55,6 +55,15 @@ def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: Within | 
     return LargeChunks(array, files, cast, part)
 
 
+class _Place(NamedTuple):
+    """One chunk, and where it lies."""
+
+    block: int
+    piece: int
+    offset: int
+    length: int
+
+
 class _Decoding:
     """One chunk at a time, from a file into memory.
 
@@ -96,12 +105,12 @@ class _Decoding:
             assert handle is not None
             offsets, lengths, skipped = self.array.table.find(block, slice(piece, piece + 1))
             decoders = self._without(int(skipped[0])) if skipped is not None else self.decoders
-            self._read_at(handle, (block, piece), int(offsets[0]), int(lengths[0]), decoders, goal, cast)
+            self._read_at(handle, _Place(block, piece, int(offsets[0]), int(lengths[0])), decoders, goal, cast)
             return
         for found in self.spread.locate(self.files, block, np.array([piece])):
             with self.files.lend(found.file) as own:
                 offsets, lengths = self.present(own, found)
-                self._read_at(own, (block, piece), int(offsets[0]), int(lengths[0]), self.decoders, goal, cast)
+                self._read_at(own, _Place(block, piece, int(offsets[0]), int(lengths[0])), self.decoders, goal, cast)
 
     def present(self, handle: Handle, found: Found) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and lengths of chunks, now that it is known whether their file is there, and how long it is."""
@@ -118,18 +127,11 @@ class _Decoding:
         return found.offsets, lengths
 
     def _read_at(
-        self,
-        handle: Handle,
-        at: tuple[int, int],
-        offset: int,
-        length: int,
-        decoders: list[Decoder],
-        goal: np.ndarray,
-        cast: Cast | None,
+        self, handle: Handle, place: "_Place", decoders: list[Decoder], goal: np.ndarray, cast: Cast | None
     ) -> None:
-        array = self.array
+        array, offset, length = self.array, place.offset, place.length
         if offset == NEVER_WRITTEN:
-            self.fill(*at, goal, cast)
+            self.fill(place.block, place.piece, goal, cast)
             return
         try:
             if not decoders:
@@ -143,7 +145,7 @@ class _Decoding:
                 handle.read_into(offset, encoded)
                 self._decode(encoded, decoders, goal, cast)
         except (Corrupt, DecodeFailed, Truncated) as error:
-            raise self.explained(error, handle, at, offset, length) from error
+            raise self.explained(error, handle, place) from error
 
     def decode(self, encoded: np.ndarray, skipped: int, goal: np.ndarray) -> None:
         """A stored chunk that is in memory already, into ``goal``."""
@@ -167,13 +169,12 @@ class _Decoding:
         convert_piece(np.frombuffer(array.fill, array.stored), value, cast or Cast(goal.dtype))
         goal[:] = value
 
-    def explained(
-        self, error: Exception, handle: Handle, at: tuple[int, int], offset: int, length: int
-    ) -> Corrupt | DecodeFailed | Truncated:
+    def explained(self, error: Exception, handle: Handle, place: "_Place") -> Corrupt | DecodeFailed | Truncated:
         """The same error, with its place and the way out."""
         kind = type(error) if isinstance(error, Corrupt | DecodeFailed | Truncated) else Corrupt
+        where = f"{self.array.piece_place(place.block, place.piece)} at offset {place.offset:,}"
         return kind(
-            f"{handle.file.path}: {self.array.piece_place(*at)} at offset {offset:,} of {length:,} bytes: {error}. "
+            f"{handle.file.path}: {where} of {place.length:,} bytes: {error}. "
             f'The file is damaged there: restore it, or leave those rows out with select or on_error="skip"'
         )
 
@@ -436,10 +437,9 @@ class SmallChunks(_Blocks):
                 try:
                     handle.read_into(begin, read)
                 except Truncated as error:
-                    at = (block, int(pieces[lines[-1]]))
-                    raise decoding.explained(
-                        error, handle, at, int(offsets[some[-1]]), int(lengths[some[-1]])
-                    ) from error
+                    last = some[-1]
+                    place = _Place(block, int(pieces[lines[-1]]), int(offsets[last]), int(lengths[last]))
+                    raise decoding.explained(error, handle, place) from error
                 if not decoding.decoders and bool((lengths[some] == array.chunk_bytes).all()):
                     _copy_lines(read, starts, decoded, lines)
                     continue
@@ -449,8 +449,8 @@ class SmallChunks(_Blocks):
                     try:
                         decoding.decode(read[start : start + length], mask, decoded[line].view(array.stored))
                     except (Corrupt, DecodeFailed) as error:
-                        at = (block, int(pieces[line]))
-                        raise decoding.explained(error, handle, at, begin + start, length) from error
+                        place = _Place(block, int(pieces[line]), begin + start, length)
+                        raise decoding.explained(error, handle, place) from error
 
 
 class _Lines(NamedTuple):

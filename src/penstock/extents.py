@@ -63,6 +63,11 @@ class Array:
     def row_bytes(self) -> int:
         return self.stored.itemsize * prod(self.shape)
 
+    @property
+    def home(self) -> str:
+        """The file, or the folder of files, that its samples come from."""
+        return self.file.path
+
     def place(self, row: int) -> str:
         """``betas[12]``."""
         return f"{self.name}[{row}]"
@@ -112,6 +117,8 @@ class ChunkTable(Protocol):
     """The byte after the last one of any chunk."""
     some_skipped: bool
     """Whether some chunks were written without some of the codecs."""
+    folder: str
+    """Where its files are, if they are many; else empty."""
 
     @property
     def index_bytes(self) -> int:
@@ -123,6 +130,8 @@ class ChunkTable(Protocol):
 
 class KnownTable:
     """A table in memory: 8 bytes a chunk, 12 where stored lengths differ, more only where codecs were left out."""
+
+    folder = ""
 
     def __init__(self, offsets: np.ndarray, lengths: np.ndarray | int, skipped: np.ndarray | None = None) -> None:
         self.shape: tuple[int, int] = offsets.shape
@@ -172,6 +181,10 @@ class Chunks(Array):
     """What would let each row be read by itself."""
     evidence: tuple[int, ...] = ()
     """Sizes of some of its files, where it is not known what all take."""
+
+    @property
+    def home(self) -> str:
+        return self.table.folder or self.file.path
 
     @cached_property
     def grid(self) -> tuple[int, ...]:

@@ -234,7 +234,7 @@ class ExtentStore:
 
     def origin(self, row: int) -> Origin:
         array = next(iter(self._arrays.values()))
-        return Origin(array.file.path, array.sample(row))
+        return Origin(array.home, array.sample(row))
 
     def find(self, key: str) -> int | None:
         array = next(iter(self._arrays.values()))

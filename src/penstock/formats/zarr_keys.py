@@ -144,6 +144,7 @@ class Zip:
 class Members:
     """Members of an archive, one a chunk or shard."""
 
+    root = ""
     file: FileId
     counts: tuple[int, ...]
     offsets: np.ndarray
