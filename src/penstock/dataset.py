@@ -92,6 +92,10 @@ class Dataset:
 
     def __getitem__(self, index: Index | str) -> Sample:
         if isinstance(index, str):
+            if index in self.fields and index not in self.keys:
+                raise ConfigError(
+                    f"ds[{index!r}]: that is a field, not a sample; ds[rows][{index!r}] has it of some rows"
+                )
             index = self.keys.find(index)
         if isinstance(index, int | np.integer):
             rows = self._rows([int(index)])

@@ -15,6 +15,7 @@ import numpy as np
 from penstock.errors import Truncated
 from penstock.spec import FieldSpec
 from penstock.texts import Texts
+from penstock.urls import is_remote
 
 CodecId = tuple[str, int]
 """A codec's name and its one parameter (the element width of a shuffle; else 0), as written into an index."""
@@ -34,6 +35,11 @@ class FileId:
     """What a server calls this version of a file that is not on this machine."""
     expanded: bool = False
     """The bytes are those that the compressed file at ``path`` holds."""
+
+    @property
+    def can_be_mapped(self) -> bool:
+        """Whether it lies on this machine as it is."""
+        return not self.expanded and not is_remote(self.path)
 
 
 @dataclass(frozen=True)

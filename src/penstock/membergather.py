@@ -13,7 +13,6 @@ from penstock.memory import aligned
 from penstock.rangeread import MAP_BELOW_BYTES, Gathering
 from penstock.sizes import KiB
 from penstock.spec import Cast
-from penstock.urls import is_remote
 from penstock.within import Within
 
 # Copied at a time by way of memory that numpy takes: it stays in the core's cache.
@@ -24,8 +23,7 @@ def member_reader(
     array: Members, files: Files, cast: Cast | None, part: Within | None
 ) -> "MemberReader | GatherMembers":
     """The reader that suits the members."""
-    kind, file = array.kind, array.file
-    can_be_mapped = not (isinstance(array, LooseFiles) or file.expanded or is_remote(file.path))
+    kind, can_be_mapped = array.kind, not isinstance(array, LooseFiles) and array.file.can_be_mapped
     if can_be_mapped and isinstance(kind, Npy | Raw) and len(kind.head) + kind.bytes < MAP_BELOW_BYTES:
         return GatherMembers(array, files, cast, part)
     return MemberReader(array, files, cast, part)

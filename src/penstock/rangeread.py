@@ -16,7 +16,6 @@ from penstock.fileio import Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Cast, FieldSpec
-from penstock.urls import is_remote
 from penstock.within import Mask, Within, ascending
 
 # Below this a system call a row costs more than the copy: gather from a mapping instead (0.8 against 2.5 million
@@ -40,7 +39,7 @@ def range_reader(
     array: Contiguous, files: Files, cast: Cast | None, part: Within | None
 ) -> "RangeReader | GatherReader | PartReader":
     """The reader that suits the size of the rows."""
-    if array.row_bytes < MAP_BELOW_BYTES and not is_remote(array.file.path):
+    if array.row_bytes < MAP_BELOW_BYTES and array.file.can_be_mapped:
         return GatherReader(array, files, cast, part)
     return RangeReader(array, files, cast) if part is None else PartReader(array, files, cast, part)
 

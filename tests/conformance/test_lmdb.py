@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import numpy as np
 import pytest
 import torch
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import lmdb
 import penstock as ps
 from penstock import lmdbwalk
 from penstock.fileio import Files, identify

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiledb
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+import tiledb
 from penstock.testing import check_store
 
 # Its own writing and reading, below, would put a warning into os.fork for the rest of this process.

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import lmdb
 import penstock as ps
 from penstock import lmdbwalk
 from penstock.errors import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiledb
 
 import penstock as ps
+import tiledb
 from penstock.errors import Changed, ConfigError, Corrupt, Missing, SchemaMismatch
 
 # Its own writing, below, would put a warning into os.fork for the rest of this process.

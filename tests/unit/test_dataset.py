@@ -131,7 +131,14 @@ def test_rows_that_are_not_there(ds, index):
         ds[index]
 
 
-@pytest.mark.parametrize("index", ["betas", 1.5, [1.5], None, [[1, 2]], MASK[:-1], ["a"], {}], ids=str)
+def test_a_field_is_no_sample(ds):
+    with pytest.raises(ConfigError, match=r"ds\['betas'\]: that is a field, not a sample; ds\[rows\]\['betas'\]"):
+        ds["betas"]
+    with pytest.raises(Missing, match="no sample 'nobody' among 31"):
+        ds["nobody"]
+
+
+@pytest.mark.parametrize("index", [1.5, [1.5], None, [[1, 2]], MASK[:-1], ["a"], {}], ids=str)
 def test_what_is_no_row(ds, index):
     with pytest.raises(ConfigError, match="rows must be whole numbers, a slice, or 31 booleans"):
         ds[index]
