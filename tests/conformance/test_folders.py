@@ -253,6 +253,13 @@ def test_what_is_no_folder_of_pictures(tmp_path: Path) -> None:
             ps.open(tmp_path / name)
 
 
+def test_a_picture_beside_other_data_is_no_dataset(tmp_path: Path) -> None:
+    save(tmp_path / "figure.png", 1)
+    (tmp_path / "betas_session01.hdf5").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"is a folder, and of no format.*Name the files in it"):
+        ps.open(tmp_path)
+
+
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     raw = os.fsencode(tmp_path) + b"/b\xff.png"
     stream = io.BytesIO()

@@ -29,9 +29,15 @@ if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
 
 
+# Where files like these lie in a folder, a picture beside them is no dataset.
+OTHER_DATA = frozenset({"h5", "hdf5", "tar", "npz", "nii", "gz", "mdb", "lmdb", "arrow"})
+
+
 def is_folder_of_pictures(path: str) -> bool:
-    """Whether a folder has pictures in it, or arrays."""
-    return os.path.isdir(path) and folderindex.find_any(path, lambda ending: _is_picture(ending) or ending == "npy")
+    """Whether a folder has pictures in it, or arrays, and no files that are datasets of their own."""
+    if not os.path.isdir(path) or folderindex.find_any(path, OTHER_DATA.__contains__, depth=0):
+        return False
+    return folderindex.find_any(path, lambda ending: _is_picture(ending) or ending == "npy")
 
 
 def _is_picture(ending: str) -> bool:
