@@ -442,6 +442,7 @@ class _Opened(Dataset):
         for each in paths:
             try:
                 stores.append(format_of(each, options.files).open(each, options))
+                left_out += getattr(stores[-1], "left_out", ())  # files of a folder
             except (DataError, SourceError) as error:
                 if options.on_error == "raise":
                     raise

@@ -130,7 +130,9 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     table.write_text("file,x\n0.png,5\nno.png,6\n2.png,7\n")
     with pytest.raises(Missing, match=r"metadata\.csv: row 2 names a file that is not among the 3"):
         ps.open(tmp_path)
-    assert ps.open(tmp_path, on_error="skip")[:]["x"].tolist() == [5, 7]
+    skipping = ps.open(tmp_path, on_error="skip")
+    assert skipping[:]["x"].tolist() == [5, 7]
+    assert "row 2 names a file" in str(skipping.left_out[0])
     table.write_text("file,x\nphotos/zero.png,5\n")
     with pytest.raises(SchemaMismatch, match=r"no column names the files .*'0\.png'.*'photos/zero\.png'"):
         ps.open(tmp_path)
@@ -233,7 +235,8 @@ def test_links(photos: Path, tmp_path: Path) -> None:
         (photos / "ant" / link).symlink_to(goal)
         with pytest.raises(Unsafe, match=rf"{link}: a link to a {kind}.*followed to files inside"):
             ps.open(photos)
-        assert len(ps.open(photos, on_error="skip")) == 13
+        skipping = ps.open(photos, on_error="skip")
+        assert (len(skipping), len(skipping.left_out)) == (13, 1)
         (photos / "ant" / link).unlink()
     (photos / "loop").symlink_to(photos)
     with pytest.raises(Unsafe, match="loop: a link to a folder"):
@@ -247,6 +250,13 @@ def test_what_is_no_folder_of_pictures(tmp_path: Path) -> None:
     for name in ("empty", "text"):
         with pytest.raises(ConfigError, match=r"is a folder, and of no format.*a folder with pictures in it"):
             ps.open(tmp_path / name)
+
+
+def test_a_picture_beside_other_data_is_no_dataset(tmp_path: Path) -> None:
+    save(tmp_path / "figure.png", 1)
+    (tmp_path / "betas_session01.hdf5").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"is a folder, and of no format.*Name the files in it"):
+        ps.open(tmp_path)
 
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
