@@ -99,14 +99,14 @@ def through_zarr(path: Any, name: str | None = None) -> np.ndarray:
 @pytest.mark.parametrize(
     ("layout", "dtype"),
     [
-        *((layout, dtype) for layout in ("3, zstd", "2, zlib + shuffle") for dtype in DTYPES),
+        *(("3, zstd", dtype) for dtype in DTYPES),
         *((layout, "<i2") for layout in DIRECT),
         *((layout, "<i2") for layout in THROUGH_ZARR),
     ],
 )
 def test_layouts(tmp_path: Path, layout: str, dtype: str) -> None:
     path = tmp_path / "session.zarr"
-    values = made((9, 6, 11), dtype)
+    values = made((5, 6, 11), dtype)
     write(path, values, LAYOUTS[layout])
     assert isinstance(ps.open(path).store, ExtentStore if layout in DIRECT else ZarrStore)
     expected = through_zarr(path)
@@ -117,10 +117,9 @@ def test_layouts(tmp_path: Path, layout: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("layout", "shape", "dtype"),
     [
-        *((layout, (5, 8, 13), "float32") for layout in ("3, zstd", "3, gzip + crc32c", "3, big-endian", "3, parts")),
-        *((layout, (5, 8, 13), "float32") for layout in ("3, shards of rows", "2, gzip, Fortran", "2, bz2")),
+        *((layout, (5, 8, 13), "float32") for layout in ("3, big-endian", "3, parts", "3, shards of rows", "2, bz2")),
         *((layout, (11,), "float32") for layout in ("3, plain", "3, rows", "2, zstd")),
-        ("3, transposed", (2, 130, 1000), "float16"),
+        ("3, transposed", (2, 13, 100), "float16"),
     ],
 )
 def test_shapes_cast(tmp_path: Path, layout: str, shape: tuple[int, ...], dtype: str) -> None:
@@ -130,19 +129,18 @@ def test_shapes_cast(tmp_path: Path, layout: str, shape: tuple[int, ...], dtype:
     check_store(lambda: ps.open(path).cast("data", dtype, scale=1 / 300).delivered, {"data": expected})
 
 
-@pytest.mark.parametrize("layout", ["3, parts", "3, shards of parts", "3, transposed, rows", "2, bz2"])
-@pytest.mark.parametrize("axis", [1, 2])
-def test_rows_on_another_axis(tmp_path: Path, layout: str, axis: int) -> None:
+@pytest.mark.parametrize("layout", ["3, shards of parts", "3, transposed, rows", "2, bz2"])
+def test_rows_on_another_axis(tmp_path: Path, layout: str) -> None:
     path = tmp_path / "session.zarr"
-    write(path, made((9, 6, 11), "<i2"), LAYOUTS[layout])
-    expected = np.ascontiguousarray(np.moveaxis(through_zarr(path), axis, 0))
-    check_store(lambda: ps.open(path, row_axis=axis).store, {"data": expected})
+    write(path, made((5, 6, 11), "<i2"), LAYOUTS[layout])
+    expected = np.ascontiguousarray(np.moveaxis(through_zarr(path), 2, 0))
+    check_store(lambda: ps.open(path, row_axis=2).store, {"data": expected})
 
 
-@pytest.mark.parametrize("layout", ["3, zstd", "3, parts", "3, shards of parts", "3, transposed, rows", "2, bz2"])
+@pytest.mark.parametrize("layout", ["3, zstd", "3, shards of parts", "2, bz2"])
 def test_part_of_each_row(tmp_path: Path, layout: str) -> None:
     path = tmp_path / "session.zarr"
-    write(path, made((9, 6, 11), "<i2"), LAYOUTS[layout])
+    write(path, made((5, 6, 11), "<i2"), LAYOUTS[layout])
     whole = through_zarr(path)
     mask = np.random.default_rng(2).random(whole.shape[1:]) < 0.3
     check_store(lambda: ps.open(path).select_within("data", mask).delivered, {"data": whole[:, mask]})
@@ -175,11 +173,15 @@ def test_groups(tmp_path: Path, version: int, consolidated: bool) -> None:
     check_store(lambda: ps.open(path, fields=tuple(expected)).store, expected)
     assert set(ps.open(path).fields) == set(expected)
     assert list(ps.open(path, fields=["labels"]).fields) == ["labels"]
-    mixed = tmp_path / "mixed.zarr"
-    zarr.create_group(mixed, zarr_format=2)
-    write(mixed, expected["images"], LAYOUTS["2, bz2"], "images")
-    write(mixed, expected["labels"], {"zarr_format": 2}, "labels")
-    check_store(lambda: ps.open(mixed).store, {name: expected[name] for name in ("images", "labels")})
+
+
+def test_fields_of_mixed_layouts_share_rows(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.zarr"
+    expected = {"images": made((6, 5, 5), "u1"), "labels": np.arange(6)}
+    zarr.create_group(path, zarr_format=2)
+    write(path, expected["images"], LAYOUTS["2, bz2"], "images")
+    write(path, expected["labels"], {"zarr_format": 2}, "labels")
+    check_store(lambda: ps.open(path).store, expected)
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
