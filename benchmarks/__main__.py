@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import data, folders, hdf5, lmdb, nsd, records, several, shards, tiledb, volumes
+from benchmarks import data, folders, hdf5, lmdb, nsd, records, several, shards, tiledb, volumes, zarr_stores
 from benchmarks.runner import Contestant, Result, side_by_side
 from penstock.machine import cores
 from penstock.sizes import format_size
@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Contestant]]] = {
     **nsd.BENCHMARKS,
     **shards.BENCHMARKS,
     "several": lambda root: several.contestants(several.subjects(root)),
+    **zarr_stores.BENCHMARKS,
 }
 
 

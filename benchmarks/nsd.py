@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import nibabel  # noqa: F401  # as torch and h5py: libraries are loaded before memory is counted
 import numpy as np
+import pandas  # noqa: F401
+import scipy.io  # noqa: F401
 import torch
 
 from benchmarks import data

@@ -35,7 +35,10 @@ LAYERS = [
     ["store"],
     ["membergather"],
     ["chunkread", "members"],
-    ["values", "rangeread", "index", "pieces", "tarindex", "tarwalk", "lmdbkeys", "lmdbwalk", "folderindex"],
+    [
+        *("values", "rangeread", "chunkfiles", "index", "ziptable", "pieces"),
+        *("tarindex", "tarwalk", "lmdbkeys", "lmdbwalk", "folderindex"),
+    ],
     ["savedcolumns"],
     ["fileio", "codecs", "pictures"],
     ["remote", "filecache", "packing"],
@@ -51,8 +54,9 @@ DOORS = {
     "matplotlib": {"cli"},
     "torch": {"pytorch", "cli", "testing"},
     "lmdb": set(),
-    "pyarrow": {"formats.filetables"},
+    "pyarrow": {"formats.filetables", "formats.tables"},
     "tiledb": {"formats.tiledb"},
+    "zarr": {"formats.zarr_store"},
     "obstore": {"signing"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock import errors
-    from penstock.dataset import Dataset, concat, from_arrays, join, open
+    from penstock.dataset import Dataset, concat, from_arrays, join, open, open_raw
     from penstock.forecast import plan
     from penstock.inspection import inspect
     from penstock.loader import Loader
@@ -20,13 +20,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "MultiLoader", "Order", "Plan", "Resampled",
-    "Shuffled", "Stats", "Store", "concat", "errors", "from_arrays", "inspect", "join", "open",
+    "Shuffled", "Stats", "Store", "concat", "errors", "from_arrays", "inspect", "join", "open", "open_raw",
     "plan",
 ]  # fmt: skip
 
 # Each name is fetched on first use: importing penstock takes milliseconds, and numpy is imported when it is needed.
 _HOMES = {
-    "dataset": ("Dataset", "concat", "from_arrays", "join", "open"),
+    "dataset": ("Dataset", "concat", "from_arrays", "join", "open", "open_raw"),
     "forecast": ("plan",),
     "inspection": ("inspect",),
     "loader": ("Loader",),

@@ -5,6 +5,8 @@ row (one time course a chunk, say), are taken in groups: neighbours in the file 
 chunk order into row order in a core's cache, and each row's share put into place in one go.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -12,20 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock import tally
+from penstock.chunkfiles import Found, index_scratch_bytes, spread
 from penstock.coalesce import consecutive, spans
 from penstock.codecs import (
     BLOCK_ELEMENTS,
+    Checksum,
     Decoder,
-    Fletcher32,
     Unshuffle,
     convert,
     convert_piece,
     convert_scratch_bytes,
     decoder,
 )
-from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, Truncated
+from penstock.errors import Corrupt, DataError, DecodeFailed, LimitExceeded, Missing, Truncated
 from penstock.extents import NEVER_WRITTEN, Chunks
-from penstock.fileio import Files, Handle
+from penstock.fileio import NOT_SEEN, Files, Handle
 from penstock.memory import aligned, borrow
 from penstock.pieces import WHOLE, BoxPiece, MaskPiece, Places, Share, groups, pieces, share_of
 from penstock.rangeread import convert_bytes, read_converted
@@ -55,34 +58,83 @@ def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: Within | 
     return LargeChunks(array, files, cast, part)
 
 
-class _Decoding:
-    """One chunk at a time, from the file into memory."""
+class _Place(NamedTuple):
+    """One chunk, and where it lies."""
 
-    def __init__(self, array: Chunks) -> None:
-        self.array = array
+    block: int
+    piece: int
+    offset: int
+    length: int
+
+
+class _Decoding:
+    """One chunk at a time, from a file into memory.
+
+    The handle that is passed around is that of the array's one file, or None where chunks lie in many: then the file of
+    each is lent while it is read.
+    """
+
+    def __init__(self, array: Chunks, files: Files) -> None:
+        self.array, self.files = array, files
+        self.spread = spread(array)
         self.decoders = [decoder(codec) for codec in reversed(array.codecs)]
 
     def scratch_bytes(self, cast: Cast | None) -> int:
         """What ``read`` or ``decode`` borrows, the stored chunk included."""
         array = self.array
         encoded = aligned(array.table.longest) if self.decoders else 0
-        between = sum(not isinstance(decode, Fletcher32) for decode in self.decoders[:-1])
+        between = sum(not isinstance(decode, Checksum) for decode in self.decoders[:-1])
         # Between decoding and converting; where some are left out, the last one may be any of them.
         apart = cast is not None and bool(self.decoders)
         apart = apart and (not _piecewise(self.decoders[-1]) or array.table.some_skipped)
         converted = aligned(array.stored.itemsize * min(array.chunk_bytes // array.stored.itemsize, BLOCK_ELEMENTS))
         decoded = aligned(array.chunk_bytes) * (between + apart)
-        return encoded + decoded + (converted + convert_bytes(array, 1, cast) if cast else 0)
+        reading = encoded + decoded + (converted + convert_bytes(array, 1, cast) if cast else 0)
+        return max(reading, index_scratch_bytes(array))
 
-    def read(self, handle: Handle, block: int, piece: int, goal: np.ndarray, cast: Cast | None) -> None:
+    @contextmanager
+    def lent(self) -> Iterator[Handle | None]:
+        """What ``read`` takes."""
+        with self.files.lend(self.array.file) as handle:
+            if self.spread is None:
+                yield handle
+                return
+        yield None  # looked at, and let go of: a thread borrows one file at a time
+
+    def read(self, handle: Handle | None, block: int, piece: int, goal: np.ndarray, cast: Cast | None) -> None:
         """A chunk into ``goal``, flat and contiguous."""
-        array = self.array
-        offsets, lengths, skipped = array.table.find(block, slice(piece, piece + 1))
-        offset, length = int(offsets[0]), int(lengths[0])
-        decoders = self._without(int(skipped[0])) if skipped is not None else self.decoders
         tally.mine().chunks_read += 1
+        if self.spread is None:
+            assert handle is not None
+            offsets, lengths, skipped = self.array.table.find(block, slice(piece, piece + 1))
+            decoders = self._without(int(skipped[0])) if skipped is not None else self.decoders
+            self._read_at(handle, _Place(block, piece, int(offsets[0]), int(lengths[0])), decoders, goal, cast)
+            return
+        for found in self.spread.locate(self.files, block, np.array([piece])):
+            with self.files.lend(found.file) as own:
+                offsets, lengths = self.present(own, found)
+                self._read_at(own, _Place(block, piece, int(offsets[0]), int(lengths[0])), self.decoders, goal, cast)
+
+    def present(self, handle: Handle, found: Found) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and lengths of chunks, now that it is known whether their file is there, and how long it is."""
+        if handle.size == NOT_SEEN:
+            return np.full(len(found.lines), NEVER_WRITTEN), np.zeros(len(found.lines), np.int64)
+        lengths = np.where(found.lengths < 0, handle.size - found.offsets, found.lengths)
+        longest = self.array.table.longest
+        if (lengths > longest).any():
+            raise LimitExceeded(
+                f"{handle.file.path}: a chunk of {int(lengths.max()):,} bytes, but chunks of {self.array.name!r} hold "
+                f"{self.array.chunk_bytes:,} and are never stored in more than {longest:,}. The file is damaged, or "
+                f"another: restore it"
+            )
+        return found.offsets, lengths
+
+    def _read_at(
+        self, handle: Handle, place: "_Place", decoders: list[Decoder], goal: np.ndarray, cast: Cast | None
+    ) -> None:
+        array, offset, length = self.array, place.offset, place.length
         if offset == NEVER_WRITTEN:
-            self.fill(block, piece, goal, cast)
+            self.fill(place.block, place.piece, goal, cast)
             return
         try:
             if not decoders:
@@ -96,7 +148,7 @@ class _Decoding:
                 handle.read_into(offset, encoded)
                 self._decode(encoded, decoders, goal, cast)
         except (Corrupt, DecodeFailed, Truncated) as error:
-            raise self.explained(error, block, piece, offset, length) from error
+            raise self.explained(error, handle, place) from error
 
     def decode(self, encoded: np.ndarray, skipped: int, goal: np.ndarray) -> None:
         """A stored chunk that is in memory already, into ``goal``."""
@@ -112,7 +164,7 @@ class _Decoding:
         array = self.array
         if array.fill is None:
             raise Missing(
-                f"{array.file.path}: {array.piece_place(block, piece)} was never written. "
+                f"{self._path(block, piece)}: {array.piece_place(block, piece)} was never written. "
                 f"Pass allow_fill=True to open, to take the fill value for it"
             )
         tally.mine().chunks_filled += 1
@@ -120,16 +172,20 @@ class _Decoding:
         convert_piece(np.frombuffer(array.fill, array.stored), value, cast or Cast(goal.dtype))
         goal[:] = value
 
-    def explained(
-        self, error: Exception, block: int, piece: int, offset: int, length: int
-    ) -> Corrupt | DecodeFailed | Truncated:
+    def explained(self, error: Exception, handle: Handle, place: "_Place") -> Corrupt | DecodeFailed | Truncated:
         """The same error, with its place and the way out."""
-        array = self.array
         kind = type(error) if isinstance(error, Corrupt | DecodeFailed | Truncated) else Corrupt
+        where = f"{self.array.piece_place(place.block, place.piece)} at offset {place.offset:,}"
         return kind(
-            f"{array.file.path}: {array.piece_place(block, piece)} at offset {offset:,} of {length:,} bytes: {error}. "
+            f"{handle.file.path}: {where} of {place.length:,} bytes: {error}. "
             f'The file is damaged there: restore it, or leave those rows out with select or on_error="skip"'
         )
+
+    def _path(self, block: int, piece: int) -> str:
+        """The file that has a chunk, or would have it."""
+        if self.spread is None:
+            return self.array.file.path
+        return next(self.spread.locate(self.files, block, np.array([piece]))).file.path
 
     def _check_plain(self, length: int) -> None:
         if length != self.array.chunk_bytes:
@@ -141,7 +197,7 @@ class _Decoding:
 
     def _decode(self, source: np.ndarray, decoders: list[Decoder], goal: np.ndarray, cast: Cast | None) -> None:
         decode, *later = decoders
-        if isinstance(decode, Fletcher32) and later:
+        if isinstance(decode, Checksum) and later:
             self._decode(decode.checked(source), later, goal, cast)
         elif later:
             with borrow(self.array.chunk_bytes) as between:
@@ -184,13 +240,13 @@ class _Blocks:
         self.array, self.files, self.cast = array, files, cast
         self.part: Within = everything(array.shape) if part is None else part
         self.spec = FieldSpec(cast.dtype if cast else array.stored, self.part.shape)
-        self.decoding = _Decoding(array)
+        self.decoding = _Decoding(array, files)
         self._failed: dict[int, dict[Share, _Failure]] = {}
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share = WHOLE) -> None:
         if len(rows) == 0 or self.spec.row_bytes == 0:
             return
-        with self.files.lend(self.array.file) as handle:
+        with self.decoding.lent() as handle:
             blocks, inner = np.divmod(rows, self.array.rows_per_chunk)
             for block in sorted(set(blocks.tolist())):
                 here = np.flatnonzero(blocks == block)
@@ -209,7 +265,7 @@ class _Blocks:
             raise failure.again()
 
     def _read_block(
-        self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
+        self, handle: Handle | None, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
     ) -> None:
         raise NotImplementedError
 
@@ -217,7 +273,7 @@ class _Blocks:
         """Decoded chunks (how many, *stored chunk) -> (how many, rows, *chunk), as a view."""
         array = self.array
         shaped = chunks.view(array.stored).reshape(-1, *array.stored_chunk)
-        return np.moveaxis(shaped, 1 + array.row_axis, 1)
+        return shaped.transpose(0, *(1 + axis for axis in array.rows_first))
 
 
 class LargeChunks(_Blocks):
@@ -225,7 +281,8 @@ class LargeChunks(_Blocks):
 
     def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> None:
         super().__init__(array, files, cast, part)
-        self.whole_rows = part is None and array.rows_per_chunk == 1 and array.chunk == array.shape
+        alone = array.rows_per_chunk == 1 and array.chunk == array.shape
+        self.whole_rows = part is None and alone and not array.is_turned
         self.piece_bytes = array.chunk_bytes // array.rows_per_chunk
         self.pieces = [] if self.whole_rows else pieces(array, self.part)
 
@@ -243,7 +300,7 @@ class LargeChunks(_Blocks):
         array, cast = self.array, self.cast
         if self.whole_rows:
             return self.decoding.scratch_bytes(cast)
-        chunk = aligned(array.chunk_bytes) * (2 if array.row_axis else 1)
+        chunk = aligned(array.chunk_bytes) * (2 if array.is_turned else 1)
         if isinstance(self.part, Mask):
             most = max(len(piece.local) for piece in self.pieces if isinstance(piece, MaskPiece))
             placing = aligned(most * array.stored.itemsize) + aligned(most * self.spec.dtype.itemsize)
@@ -266,12 +323,12 @@ class LargeChunks(_Blocks):
             return
         if share[0]:
             return
-        with self.files.lend(self.array.file) as handle:
+        with self.decoding.lent() as handle:
             for row, place in zip(rows.tolist(), at.tolist(), strict=True):
                 self.decoding.read(handle, row, 0, target[place : place + 1].reshape(-1), self.cast)
 
     def _read_block(
-        self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
+        self, handle: Handle | None, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
     ) -> None:
         mine = share_of(len(self.pieces), share)
         if isinstance(self.part, Mask):
@@ -280,7 +337,7 @@ class LargeChunks(_Blocks):
             self._read_boxes(handle, block, mine, inner, at, target.reshape(len(target), *self.part.full_shape))
 
     def _read_boxes(
-        self, handle: Handle, block: int, mine: range, inner: np.ndarray, at: np.ndarray, target: np.ndarray
+        self, handle: Handle | None, block: int, mine: range, inner: np.ndarray, at: np.ndarray, target: np.ndarray
     ) -> None:
         array, cast = self.array, self.cast
         order = np.argsort(inner, kind="stable")
@@ -306,16 +363,16 @@ class LargeChunks(_Blocks):
                     convert_piece(part, goal, cast or Cast(target.dtype))
 
     def _read_masked(
-        self, handle: Handle, block: int, mine: range, inner: list[int], at: list[int], target: np.ndarray
+        self, handle: Handle | None, block: int, mine: range, inner: list[int], at: list[int], target: np.ndarray
     ) -> None:
         array = self.array
-        with borrow(array.chunk_bytes) as scratch, borrow(array.chunk_bytes if array.row_axis else 0) as turned:
+        with borrow(array.chunk_bytes) as scratch, borrow(array.chunk_bytes if array.is_turned else 0) as turned:
             for number in mine:
                 piece = self.pieces[number]
                 assert isinstance(piece, MaskPiece)
                 self.decoding.read(handle, block, piece.number, scratch.view(array.stored), None)
                 chunk = self._by_rows(scratch)[0]
-                if array.row_axis:
+                if array.is_turned:
                     np.copyto(turned.view(array.stored).reshape(chunk.shape), chunk)
                     chunk = turned.view(array.stored)
                 by_row = chunk.reshape(array.rows_per_chunk, -1)
@@ -339,8 +396,8 @@ class SmallChunks(_Blocks):
     def epoch_bytes(self) -> int:
         """What is read when each block is read once, gaps between wanted chunks included: told from some groups."""
         table, groups = self.array.table, range(0, len(self._wanted), self.group)
-        if len(self._wanted) == table.shape[1] or not table.shape[0]:
-            return table.stored_bytes
+        if self.decoding.spread is not None or len(self._wanted) == table.shape[1] or not table.shape[0]:
+            return table.stored_bytes * len(self._wanted) // max(1, table.shape[1])
         some = groups[:: -(-len(groups) // GROUPS_LOOKED_AT)]
         return sum(map(self._span_bytes, some)) * len(groups) // max(1, len(some)) * table.shape[0]
 
@@ -363,7 +420,7 @@ class SmallChunks(_Blocks):
         return decoded + max(span + self.decoding.scratch_bytes(None), placing + half) + tables
 
     def _read_block(
-        self, handle: Handle, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
+        self, handle: Handle | None, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
     ) -> None:
         array = self.array
         goal = target.reshape(len(target), -1)
@@ -382,35 +439,58 @@ class SmallChunks(_Blocks):
                 for row, place in zip(rows, places, strict=True):
                     place_elements(by_row[row], local, goal[place], to, self.cast)
 
-    def _read_group(self, handle: Handle, block: int, pieces: np.ndarray, decoded: np.ndarray) -> None:
-        """Each piece into its line of ``decoded`` (pieces, bytes of a chunk), in the order of the file."""
-        array = self.array
-        offsets, lengths, skipped = array.table.find(block, pieces)
+    def _read_group(self, handle: Handle | None, block: int, pieces: np.ndarray, decoded: np.ndarray) -> None:
+        """Each piece into its line of ``decoded`` (pieces, bytes of a chunk), file by file."""
         tally.mine().chunks_read += len(pieces)
-        for line in np.flatnonzero(offsets == NEVER_WRITTEN).tolist():
-            self.decoding.fill(block, int(pieces[line]), decoded[line].view(array.stored), None)
+        every = np.arange(len(pieces))
+        if self.decoding.spread is None:
+            assert handle is not None
+            offsets, lengths, skipped = self.array.table.find(block, pieces)
+            self._read_lines(handle, block, pieces, _Lines(every, offsets, lengths, skipped), decoded)
+            return
+        for found in self.decoding.spread.locate(self.files, block, pieces):
+            with self.files.lend(found.file) as own:
+                offsets, lengths = self.decoding.present(own, found)
+                self._read_lines(own, block, pieces, _Lines(found.lines, offsets, lengths, None), decoded)
+
+    def _read_lines(
+        self, handle: Handle, block: int, pieces: np.ndarray, wanted: "_Lines", decoded: np.ndarray
+    ) -> None:
+        """Some pieces into their lines, in the order of the file."""
+        array, decoding = self.array, self.decoding
+        numbers, offsets, lengths, skipped = wanted
+        for line in numbers[offsets == NEVER_WRITTEN].tolist():
+            decoding.fill(block, int(pieces[line]), decoded[line].view(array.stored), None)
         written = np.flatnonzero(offsets != NEVER_WRITTEN)
-        for lines, begin, end in spans(offsets, lengths, written, GAP_BYTES, SPAN_BYTES):
+        for some, begin, end in spans(offsets, lengths, written, GAP_BYTES, SPAN_BYTES):
+            lines, starts = numbers[some], offsets[some] - begin
             with borrow(end - begin) as read:
                 try:
                     handle.read_into(begin, read)
                 except Truncated as error:
-                    last = int(lines[-1])
-                    raise self.decoding.explained(
-                        error, block, int(pieces[last]), int(offsets[last]), int(lengths[last])
-                    ) from error
-                starts = offsets[lines] - begin
-                if not self.decoding.decoders and bool((lengths[lines] == array.chunk_bytes).all()):
+                    last = some[-1]
+                    place = _Place(block, int(pieces[lines[-1]]), int(offsets[last]), int(lengths[last]))
+                    raise decoding.explained(error, handle, place) from error
+                if not decoding.decoders and bool((lengths[some] == array.chunk_bytes).all()):
                     _copy_lines(read, starts, decoded, lines)
                     continue
-                masks = np.zeros(len(lines), np.int64) if skipped is None else skipped[lines]
-                wanted = zip(lines.tolist(), starts.tolist(), lengths[lines].tolist(), masks.tolist(), strict=True)
-                for line, start, length, mask in wanted:
+                masks = np.zeros(len(lines), np.int64) if skipped is None else skipped[some]
+                each = zip(lines.tolist(), starts.tolist(), lengths[some].tolist(), masks.tolist(), strict=True)
+                for line, start, length, mask in each:
                     try:
-                        goal = decoded[line].view(array.stored)
-                        self.decoding.decode(read[start : start + length], mask, goal)
+                        decoding.decode(read[start : start + length], mask, decoded[line].view(array.stored))
                     except (Corrupt, DecodeFailed) as error:
-                        raise self.decoding.explained(error, block, int(pieces[line]), begin + start, length) from error
+                        place = _Place(block, int(pieces[line]), begin + start, length)
+                        raise decoding.explained(error, handle, place) from error
+
+
+class _Lines(NamedTuple):
+    """Pieces of one file: their numbers in the group, and where they lie."""
+
+    numbers: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+    skipped: np.ndarray | None
 
 
 def _scatter(

@@ -34,14 +34,14 @@ def decoder(codec: CodecId) -> Decoder:
     name, parameter = codec
     if name == "shuffle":
         return Unshuffle(parameter)
-    if name == "fletcher32":
-        return Fletcher32()
+    if name in CHECKSUMS:
+        return CHECKSUMS[name]()
     if name in COMPRESSORS:
         return Decompress(name)
     if name in BITSHUFFLED:
         return Bitshuffled(name, parameter)
     raise ConfigError(
-        f"no decoder for codec {name!r}; known: shuffle, fletcher32, {', '.join((*COMPRESSORS, *BITSHUFFLED))}"
+        f"no decoder for codec {name!r}; known: shuffle, {', '.join((*CHECKSUMS, *COMPRESSORS, *BITSHUFFLED))}"
     )
 
 
@@ -50,9 +50,14 @@ COMPRESSORS = {
     "lzf": "lzf_decode",
     "zstd": "zstd_decode",
     "lz4": "lz4h5_decode",  # in the frame that HDF5's filter writes
+    "lz4-sized": "lz4_decode",  # one block behind its size, as numcodecs writes it
+    "gzip": "gzip_decode",
     "blosc": "blosc_decode",
 }
 """What each compressor's decoder is called in imagecodecs; all write into ``out=`` and release the lock."""
+
+HEADED = {"lz4-sized"}
+"""Those whose decoder must be told that a size comes first."""
 
 
 class Decompress:
@@ -65,9 +70,12 @@ class Decompress:
         try:
             import imagecodecs
         except ImportError:
-            raise ConfigError(f'reading {self.name} chunks needs imagecodecs: pip install "penstock[hdf5]"') from None
+            raise ConfigError(
+                f'reading {self.name} chunks needs imagecodecs: pip install "penstock[hdf5]" or "penstock[zarr]"'
+            ) from None
+        headed = {"header": True} if self.name in HEADED else {}
         try:
-            decoded = getattr(imagecodecs, COMPRESSORS[self.name])(source, out=target)
+            decoded = getattr(imagecodecs, COMPRESSORS[self.name])(source, out=target, **headed)
         except (RuntimeError, ValueError) as error:  # its own errors derive from the one, bad arguments are the other
             raise DecodeFailed(
                 f"{self.name}: {len(source):,} bytes do not decode to the expected {len(target):,} ({error})"
@@ -154,31 +162,64 @@ def available(codec: CodecId) -> bool:
     """Whether a codec of this name can be undone here, now."""
     if codec[0] in BITSHUFFLED:
         return bool(_bitshuffle_library())
-    return codec[0] in COMPRESSORS or codec[0] in ("shuffle", "fletcher32")
+    return codec[0] in COMPRESSORS or codec[0] in CHECKSUMS or codec[0] == "shuffle"
 
 
-class Fletcher32:
-    """HDF5's checksum: the last four bytes of a chunk, verified and left off.
+class Checksum:
+    """The last four bytes of a chunk: verified, and left off."""
 
-    Two sums over 16-bit words, modulo 65535: of the words, and of the running sums of the words.
-    """
-
+    name: str
     BYTES = 4
-    WORDS = 65536  # sums over so many words are exact in double precision, where a dot product is fastest
 
     def __call__(self, source: np.ndarray, target: np.ndarray) -> None:
-        np.copyto(target, self.checked(source))
+        payload = self.checked(source)
+        if len(payload) != len(target):
+            raise DecodeFailed(f"{self.name}: {len(payload):,} bytes before the checksum, expected {len(target):,}")
+        np.copyto(target, payload)
 
     def checked(self, source: np.ndarray) -> np.ndarray:
         """The bytes before the checksum, if it is theirs."""
         if len(source) < self.BYTES:
-            raise Corrupt(f"fletcher32: {len(source)} bytes have no room for a checksum")
-        payload, stored = source[: -self.BYTES], source[-self.BYTES :]
+            raise Corrupt(f"{self.name}: {len(source)} bytes have no room for a checksum")
+        payload = source[: -self.BYTES]
+        self.check(payload, source[-self.BYTES :])
+        return payload
+
+    def check(self, payload: np.ndarray, stored: np.ndarray) -> None:
+        """Refuse bytes whose checksum is another."""
+        raise NotImplementedError
+
+
+class Crc32c(Checksum):
+    """Castagnoli's cyclic redundancy check, as Zarr stores it."""
+
+    name = "crc32c"
+
+    def check(self, payload: np.ndarray, stored: np.ndarray) -> None:
+        try:
+            import google_crc32c
+        except ImportError:
+            raise ConfigError('checking crc32c needs google-crc32c: pip install "penstock[zarr]"') from None
+        readonly = payload[:]
+        readonly.flags.writeable = False  # it takes no other
+        found, expected = google_crc32c.value(readonly), int.from_bytes(stored.tobytes(), "little")
+        if found != expected:
+            raise Corrupt(
+                f"crc32c: the checksum of {len(payload):,} bytes is {found:08x}, but {expected:08x} was stored"
+            )
+
+
+class Fletcher32(Checksum):
+    """HDF5's checksum: two sums over 16-bit words, modulo 65535: of the words, and of the running sums of the words."""
+
+    name = "fletcher32"
+    WORDS = 65536  # sums over so many words are exact in double precision, where a dot product is fastest
+
+    def check(self, payload: np.ndarray, stored: np.ndarray) -> None:
         found = self._sums(payload)
         # HDF5 before 1.6.3 wrote the bytes of each sum the other way round.
         if found not in (_halves(stored.tobytes(), "<"), _halves(stored.tobytes(), ">")):
             raise Corrupt(f"fletcher32: the checksum of {len(payload):,} bytes does not match the stored one")
-        return payload
 
     def _sums(self, payload: np.ndarray) -> tuple[int, int]:
         odd = len(payload) % 2
@@ -197,6 +238,9 @@ class Fletcher32:
 def _halves(stored: bytes, order: str) -> tuple[int, int]:
     low, high = np.frombuffer(stored, f"{order}u2").tolist()
     return low % 65535, high % 65535
+
+
+CHECKSUMS: dict[str, type[Checksum]] = {"fletcher32": Fletcher32, "crc32c": Crc32c}
 
 
 class Unshuffle:

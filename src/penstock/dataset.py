@@ -19,6 +19,7 @@ from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
+from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
 from penstock.gathered import Gathered
@@ -318,7 +319,7 @@ def open(
     *,
     row_axis: int | Mapping[str, int] = 0,
     max_open_files: int = MAX_OPEN_FILES,
-    allow_fill: bool = False,
+    allow_fill: bool | None = None,
     swmr: bool = False,
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
@@ -330,15 +331,17 @@ def open(
     max_pixels: int = MAX_PIXELS,
     decoders: Decoders | None = None,
 ) -> Dataset:
-    """Open files as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or ``"train-{000..017}.tar"``, or
-    a list of them. Files may lie on other machines: ``"https://…/train-{000..017}.tar"``, ``"s3://bucket/*.h5"``.
+    """Open files, or folders such as ``x.zarr``, as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or
+    ``"train-{000..017}.tar"``, or a list of them. They may lie on other machines: ``"https://…/train-{000..017}.tar"``,
+    ``"s3://bucket/*.h5"``.
 
     Several files follow each other as given; the files of a pattern in natural order (session 2 before session 10).
 
     fields:          the fields to read; all by default
-    row_axis:        the axis of HDF5 datasets along which samples lie; a dict where fields differ
+    row_axis:        the axis of HDF5 and Zarr arrays along which samples lie; a dict where fields differ
     max_open_files:  data files held open at once, by all threads together; 0 opens a file for each request
-    allow_fill:      take the fill value where a file was never written, instead of refusing it
+    allow_fill:      True takes the fill value where a file was never written, False refuses it; None does as the
+                     format has it: HDF5 refuses, Zarr takes. What was filled is counted in ``Loader.stats``
     swmr:            read HDF5 files that are still being written, as long as they are now; see ``Dataset.refresh``
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the
@@ -370,6 +373,31 @@ def open(
         _wanted(size, fit, max_pixels, decoders),
     )
     return _Opened(path if isinstance(path, str | os.PathLike) else tuple(path), options)
+
+
+def open_raw(
+    path: Path | Iterable[Path],
+    dtype: Any,
+    shape: Sequence[int] = (),
+    *,
+    offset: int = 0,
+    field: str = "data",
+    max_open_files: int = MAX_OPEN_FILES,
+) -> Dataset:
+    """Files that hold rows one after another and say nothing of themselves: dtype and shape are those of one row.
+
+    path:            as ``open`` takes it; each file has as many rows as fit
+    offset:          bytes before the first row, in each file
+    """
+    row, files = raw.row_spec(dtype, shape), Files(max_open_files)
+    if not isinstance(offset, int) or offset < 0:
+        raise ConfigError(f"offset={offset!r}: expected a number of bytes, 0 or more")
+    paths = _paths(path if isinstance(path, str | os.PathLike) else tuple(path), files)
+    stores = [raw.open_file(each, field, row, offset, files) for each in paths]
+    store = stores[0] if len(stores) == 1 else Concat(stores)
+    if len(store) == 0:
+        raise ConfigError(f"no samples in {paths[0] if len(paths) == 1 else f'any of {len(paths)} files'}")
+    return Dataset(store)
 
 
 class Keys(Sequence[str]):
@@ -414,6 +442,7 @@ class _Opened(Dataset):
         for each in paths:
             try:
                 stores.append(format_of(each, options.files).open(each, options))
+                left_out += getattr(stores[-1], "left_out", ())  # files of a folder
             except (DataError, SourceError) as error:
                 if options.on_error == "raise":
                     raise
@@ -569,4 +598,4 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
-__all__ = ["Dataset", "concat", "from_arrays", "join", "open"]
+__all__ = ["Dataset", "concat", "from_arrays", "join", "open", "open_raw"]

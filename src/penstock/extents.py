@@ -63,6 +63,11 @@ class Array:
     def row_bytes(self) -> int:
         return self.stored.itemsize * prod(self.shape)
 
+    @property
+    def home(self) -> str:
+        """The file, or the folder of files, that its samples come from."""
+        return self.file.path
+
     def place(self, row: int) -> str:
         """``betas[12]``."""
         return f"{self.name}[{row}]"
@@ -112,6 +117,8 @@ class ChunkTable(Protocol):
     """The byte after the last one of any chunk."""
     some_skipped: bool
     """Whether some chunks were written without some of the codecs."""
+    folder: str
+    """Where its files are, if they are many; else empty."""
 
     @property
     def index_bytes(self) -> int:
@@ -123,6 +130,8 @@ class ChunkTable(Protocol):
 
 class KnownTable:
     """A table in memory: 8 bytes a chunk, 12 where stored lengths differ, more only where codecs were left out."""
+
+    folder = ""
 
     def __init__(self, offsets: np.ndarray, lengths: np.ndarray | int, skipped: np.ndarray | None = None) -> None:
         self.shape: tuple[int, int] = offsets.shape
@@ -166,6 +175,16 @@ class Chunks(Array):
     """Which axis of a stored chunk is that of the rows."""
     fill: bytes | None = None
     """The element that stands for what was never written; None where that is an error."""
+    axes: tuple[int, ...] | None = None
+    """The order in which a stored chunk has the array's axes, where that is not their own."""
+    remedy: str = ""
+    """What would let each row be read by itself."""
+    evidence: tuple[int, ...] = ()
+    """Sizes of some of its files, where it is not known what all take."""
+
+    @property
+    def home(self) -> str:
+        return self.table.folder or self.file.path
 
     @cached_property
     def grid(self) -> tuple[int, ...]:
@@ -184,7 +203,21 @@ class Chunks(Array):
     @cached_property
     def stored_chunk(self) -> tuple[int, ...]:
         """The shape of a chunk as it lies in the file."""
-        return (*self.chunk[: self.row_axis], self.rows_per_chunk, *self.chunk[self.row_axis :])
+        whole = (*self.chunk[: self.row_axis], self.rows_per_chunk, *self.chunk[self.row_axis :])
+        return whole if self.axes is None else tuple(whole[axis] for axis in self.axes)
+
+    @cached_property
+    def rows_first(self) -> tuple[int, ...]:
+        """The axes of a stored chunk, in the order in which rows come first and a row is as it is delivered."""
+        stored = list(self.axes or range(len(self.stored_chunk)))
+        wanted = sorted(stored, key=lambda axis: (axis != self.row_axis, axis))
+        return tuple(stored.index(axis) for axis in wanted)
+
+    @cached_property
+    def is_turned(self) -> bool:
+        """Whether rows do not lie one after another in a chunk, each in its own order."""
+        longer = [axis for axis in self.rows_first if self.stored_chunk[axis] > 1]
+        return longer != sorted(longer)
 
     def block_place(self, block: int) -> str:
         """``betas[12]``, or ``betas[94:141]`` where chunks hold many rows."""
@@ -215,6 +248,7 @@ class Chunks(Array):
             self.row_axis,
             self.codecs,
             self.table.stored_bytes,
+            *(each for each in (self.axes, self.evidence) if each),
         )
 
 

@@ -8,6 +8,7 @@ Rules:
 2. Never more than ``max_open`` descriptors are open; with 0, each request opens and closes its own.
 3. Handles are never shared across a fork: the child closes what it inherited and opens its own.
 4. A file is identified when it is parsed and checked when it is lent. Another size or time is an error, not other data.
+   Files that nobody looked at before, one of a million chunks each, are opened for one loan: they may be absent.
 5. A file on another machine is read in ranges; with a cache, from its copy there, which is open only while it is lent,
    so that the cache can make room. Where a cache cannot hold all files that were opened, the first that fit have
    copies and the others are read in ranges: they would push each other out with every read. None is ever mapped.
@@ -79,6 +80,15 @@ def _beginning(path: str, count: int) -> bytes:
         raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
 
 
+NOT_SEEN = -1
+"""The size of a file that is looked at when it is read."""
+
+
+def unseen(path: str) -> FileId:
+    """A file that may be there: one of too many to look at them all."""
+    return FileId(path, NOT_SEEN, 0, 0)
+
+
 def check_unchanged(file: FileId) -> None:
     """Refuse to go on with any other file than the one that was parsed."""
     now = identify(file.path, growing=file.growing)
@@ -116,6 +126,7 @@ class Files:
 
     def _reset(self) -> None:
         self._open: OrderedDict[tuple[FileId, bool], Handle] = OrderedDict()
+        self._passing: set[Handle] = set()  # open for one loan
         self._changed = threading.Condition()
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
@@ -184,8 +195,14 @@ class Files:
 
     @contextmanager
     def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
-        """A handle of this file (or a mapping of it, where rows are too small for a system call each)."""
-        if file.expanded:
+        """A handle of this file (or a mapping of it, where rows are too small for a system call each).
+
+        The handle of a file that was not seen before tells by its ``size`` whether it is there.
+        """
+        if file.size == NOT_SEEN:
+            with self._once(file) as handle:
+                yield handle
+        elif file.expanded:
             assert self.cache is not None
             with self.cache.lent(file, lambda descriptor: self._expand(file, descriptor)) as descriptor:
                 yield CachedHandle(file, descriptor)
@@ -324,20 +341,51 @@ class Files:
             self._remote.close()
 
     def _take(self, file: FileId, mapped: bool) -> "Handle":
-        most = self.max_open or MAX_OPEN_FILES
         with self._changed:
             while (handle := self._open.get((file, mapped))) is None:
-                if len(self._open) < most:
+                if self._has_room():
                     handle = self._opened(file, mapped)
                     break
-                idle = next((key for key, handle in self._open.items() if handle.users == 0), None)
-                if idle:
-                    self._close(*idle)
-                else:
-                    self._changed.wait()
             self._open.move_to_end((file, mapped))
             handle.users += 1
             return handle
+
+    def _has_room(self) -> bool:
+        """Whether one more may be open; if not, one that is idle is closed, or what has changed is waited for."""
+        if len(self._open) + len(self._passing) < (self.max_open or MAX_OPEN_FILES):
+            return True
+        idle = next((key for key, handle in self._open.items() if handle.users == 0), None)
+        if idle:
+            self._close(*idle)
+        else:
+            self._changed.wait()
+        return False
+
+    @contextmanager
+    def _once(self, file: FileId) -> Iterator["Handle"]:
+        """A file opened for this loan alone, without holding up others while it is opened."""
+        if is_remote(file.path):
+            try:
+                seen = self.remote.head(file.path).file
+            except Missing:
+                yield PassingHandle(file)
+                return
+            with self.lend(seen) as handle:
+                yield handle
+            return
+        handle = PassingHandle(file)
+        with self._changed:
+            while not self._has_room():
+                pass
+            self._passing.add(handle)
+        try:
+            handle.look()
+            yield handle
+        finally:
+            handle.close()
+            with self._changed:
+                self._passing.discard(handle)
+                self._changed.notify()
 
     def _opened(self, file: FileId, mapped: bool) -> "Handle":
         try:
@@ -400,6 +448,11 @@ class Handle:
                 os.close(self.descriptor)
                 self.descriptor = -1
 
+    @property
+    def size(self) -> int:
+        """Bytes; ``NOT_SEEN`` where there is no file."""
+        return self.file.size
+
     def check(self) -> None:
         """Refuse a file that was changed or replaced, unless that was looked at a moment ago.
 
@@ -459,6 +512,26 @@ class Handle:
 
     def __del__(self) -> None:
         self.close()
+
+
+class PassingHandle(Handle):
+    """A file that was not seen before, and may be absent."""
+
+    def __init__(self, file: FileId) -> None:
+        self.file, self.descriptor = file, -1
+        self._seek = threading.Lock()
+
+    def look(self) -> None:
+        """Open the file, if it is there."""
+        path = self.file.path
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | _BINARY | _CLOEXEC)
+            found = os.fstat(self.descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise Unavailable(f"{path}: cannot be opened ({error.strerror})") from error
+        self.file = FileId(path, found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 class CachedHandle(Handle):
@@ -567,7 +640,7 @@ _EVERY_FILES: "weakref.WeakSet[Files]" = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for files in list(_EVERY_FILES):
-        inherited = list(files._open.values())
+        inherited = [*files._open.values(), *files._passing]
         files._reset()
         if files._remote is not None:
             files._remote.after_fork()

@@ -38,6 +38,9 @@ class FileList:
     sizes: np.ndarray
     mtimes: np.ndarray
     inodes: np.ndarray
+    tops: np.ndarray
+    """Which folder of the root each is in, by its place in ``top_names`` (int32); -1 for none."""
+    top_names: tuple[str, ...]
     passed_over: int = 0
     """Files of other kinds."""
     left_out: tuple[DataError, ...] = ()
@@ -48,7 +51,7 @@ class FileList:
     @property
     def index_bytes(self) -> int:
         """Memory that the list takes."""
-        columns = (self.sizes, self.mtimes, self.inodes)
+        columns = (self.sizes, self.mtimes, self.inodes, self.tops)
         return 0 if self.saved else self.names.nbytes + sum(column.nbytes for column in columns)
 
     def __len__(self) -> int:
@@ -70,9 +73,10 @@ def list_files(root: str, is_wanted: Callable[[str], bool], folder: str | None, 
         return listed
     columns = {
         "names": listed.names.buffer, "ends": listed.names.ends, "sizes": listed.sizes, "mtimes": listed.mtimes,
-        "inodes": listed.inodes, **walk.folders(),
+        "inodes": listed.inodes, "tops": listed.tops, **walk.folders(),
     }  # fmt: skip
-    return _opened(root, savedcolumns.save(folder, where, name, {"passed_over": walk.passed_over}, columns)) or listed
+    header = {"passed_over": walk.passed_over}
+    return _opened(root, savedcolumns.save(folder, where, name, header, columns)) or listed
 
 
 def _opened(root: str, saved: Saved | None) -> FileList | None:
@@ -84,9 +88,10 @@ def _opened(root: str, saved: Saved | None) -> FileList | None:
         for name, mtime in zip(folders.raws(), found["folder_mtimes"].tolist(), strict=True):
             if os.stat(os.path.join(os.fsencode(root), name)).st_mtime_ns != mtime:
                 return None
+        top_names = tuple(Texts(found["top_names"], found["top_ends"]))
         return FileList(
-            root, Texts(found["names"], found["ends"]), found["sizes"], found["mtimes"], found["inodes"],
-            int(saved.header["passed_over"]), saved=saved.path,
+            root, Texts(found["names"], found["ends"]), found["sizes"], found["mtimes"], found["inodes"], found["tops"],
+            top_names, int(saved.header["passed_over"]), saved=saved.path,
         )  # fmt: skip
     except (Corrupt, OSError, ValueError, KeyError, TypeError):
         return None
@@ -105,7 +110,8 @@ class _Walk:
         self.root, self.is_wanted = root, is_wanted
         self.inside = os.path.join(os.path.realpath(root), "")
         self.names, self.ends = bytearray(), array("q")
-        self.sizes, self.mtimes, self.inodes = array("q"), array("q"), array("Q")
+        self.sizes, self.mtimes, self.inodes, self.tops = array("q"), array("q"), array("Q"), array("i")
+        self.top_names: list[str] = []
         self.folder_names, self.folder_ends, self.folder_mtimes = bytearray(), array("q"), array("q")
         self.passed_over = 0
         self.left_out: list[DataError] = []
@@ -124,20 +130,20 @@ class _Walk:
         self.folder_names += os.fsencode(path)
         self.folder_ends.append(len(self.folder_names))
         self.folder_mtimes.append(mtime)
-        inner = []
+        inner, before = [], f"{path}/" if path else ""
         for entry in entries:
-            name = f"{path}/{entry.name}" if path else entry.name
             if entry.is_dir(follow_symlinks=False):
-                inner.append(name)
+                inner.append(before + entry.name)
             else:
-                self._file(entry, name)
+                self._file(entry, before + entry.name)
         for name in inner:
             self.folder(name)
 
     def _file(self, entry: "os.DirEntry[str]", name: str) -> None:
-        if entry.is_symlink() and (entry.is_dir() or self.is_wanted(_ending(name))) and not self._leads_inside(entry):
+        wanted = self.is_wanted(_ending(entry.name))
+        if entry.is_symlink() and (wanted or entry.is_dir()) and not self._leads_inside(entry):
             return
-        if not self.is_wanted(_ending(name)):
+        if not wanted:
             self.passed_over += 1
             return
         try:
@@ -152,6 +158,16 @@ class _Walk:
         self.sizes.append(about.st_size)
         self.mtimes.append(about.st_mtime_ns)
         self.inodes.append(about.st_ino)
+        self.tops.append(self._top(name))
+
+    def _top(self, name: str) -> int:
+        """Folders are walked through one after another, so it is the last or a new one."""
+        top, inside, _ = name.partition("/")
+        if not inside:
+            return -1
+        if not self.top_names or self.top_names[-1] != top:
+            self.top_names.append(top)
+        return len(self.top_names) - 1
 
     def _leads_inside(self, entry: "os.DirEntry[str]") -> bool:
         goal = os.path.realpath(entry.path)
@@ -169,12 +185,17 @@ class _Walk:
     def files(self) -> FileList:
         names = Texts(np.frombuffer(self.names, np.uint8), np.frombuffer(self.ends, np.int64))
         columns = (np.frombuffer(self.sizes, np.int64), np.frombuffer(self.mtimes, np.int64))
-        inodes = np.frombuffer(self.inodes, np.uint64)
-        return FileList(self.root, names, *columns, inodes, self.passed_over, tuple(self.left_out))
+        inodes, tops = np.frombuffer(self.inodes, np.uint64), np.frombuffer(self.tops, np.int32)
+        return FileList(
+            self.root, names, *columns, inodes, tops, tuple(self.top_names), self.passed_over, tuple(self.left_out)
+        )
 
     def folders(self) -> dict[str, np.ndarray]:
-        """The columns that tell whether the list still holds."""
+        """Names of folders, and the columns that tell whether the list still holds."""
+        tops = [os.fsencode(name) for name in self.top_names]
         return {
+            "top_names": np.frombuffer(b"".join(tops), np.uint8),
+            "top_ends": np.cumsum([len(name) for name in tops], dtype=np.int64),
             "folders": np.frombuffer(self.folder_names, np.uint8),
             "folder_ends": np.frombuffer(self.folder_ends, np.int64),
             "folder_mtimes": np.frombuffer(self.folder_mtimes, np.int64),
@@ -186,7 +207,7 @@ def _name(entry: "os.DirEntry[str]") -> str:
 
 
 def _ending(name: str) -> str:
-    return name.rpartition(".")[2].lower() if "." in name.rpartition("/")[2] else ""
+    return name.rpartition(".")[2].lower() if "." in name else ""
 
 
 def find_any(root: str, is_wanted: Callable[[str], bool], depth: int = 2, looked_at: int = 200) -> bool:

@@ -72,7 +72,7 @@ class Forecast:
     pinned: bool
     world_size: int
     read_bytes: int
-    """From files in an epoch, on this rank."""
+    """From files in an epoch, on this rank; 0 where there are none, or where nobody knows how long they are."""
     seconds: float | None
     """What an epoch takes at least, by a short measurement; None where nothing was measured."""
     rivals: Sequence[Rival]
@@ -140,7 +140,7 @@ class Forecast:
 
     def _epoch(self) -> list[str]:
         plan = self.plan
-        read = f"  reads {format_decimal(self.read_bytes)} from files"
+        read = f"  reads {format_decimal(self.read_bytes) if self.read_bytes else 'an unknown amount'} from files"
         if self.seconds is not None:
             rate = f"{format_decimal(self.read_bytes / self.seconds)}/s, " if self.read_bytes and self.seconds else ""
             read += f", in {format_seconds(self.seconds)} or more ({rate}measured here just now)"
@@ -185,10 +185,11 @@ def _of_loader(ds: Dataset, loader: Loader, options: Mapping[str, Any], habits: 
     paths = [path for path in found.paths if path.field in chosen]
     contents = Contents({name: ds.fields[name] for name in chosen}, len(ds), found.files)
     read_bytes = _epoch_bytes(paths, in_blocks=loader.plan.window_rows > 0) // loader.deal.world_size
-    trial = try_out(loader, measure) if measure else None
+    trial, samples = try_out(loader, measure) if measure else None, _samples(loader)
     if trial is not None and trial.whole_epoch:
         read_bytes = trial.bytes_read
-    samples = min(loader.deal.steps * loader.plan.batch_rows, len(ds))
+    elif trial is not None and not read_bytes and trial.samples:  # files of which nobody knows how long they are
+        read_bytes = trial.bytes_read * samples // trial.samples
     seconds = trial.epoch_seconds(samples, read_bytes) if trial else None
     stored = sum(path.stored_bytes / max(1, path.rows) for path in paths) or contents.sample_bytes
     job = Job(loader.plan.batch_rows * contents.sample_bytes, stored, len(ds))
@@ -197,6 +198,11 @@ def _of_loader(ds: Dataset, loader: Loader, options: Mapping[str, Any], habits: 
         contents, loader.plan, ample, loader.is_pinned, loader.deal.world_size, read_bytes, seconds,
         rivals(job, habits), _advice(contents, loader.plan, ample, paths, seconds),
     )  # fmt: skip
+
+
+def _samples(loader: Loader) -> int:
+    """What comes to this rank in an epoch."""
+    return min(loader.deal.steps * loader.plan.batch_rows, loader.deal.length)
 
 
 def _epoch_bytes(paths: Sequence[ReadPath], *, in_blocks: bool) -> int:

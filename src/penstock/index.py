@@ -70,6 +70,7 @@ class SavedTable:
         self._known: KnownTable | None = None
         self._mapping = threading.Lock()
 
+    folder = ""
     index_bytes = 0  # mapped: the system may drop it at any time
 
     def __reduce__(self) -> tuple[type, tuple[Saved]]:

@@ -101,7 +101,7 @@ def _files(store: Store) -> int:
     if isinstance(store, Wrapper):
         return _files(store.store)
     first = store.origin(0).url if len(store) else ""
-    return 1 if is_remote(first) or os.path.isfile(first) else 0
+    return 1 if is_remote(first) or os.path.exists(first) else 0
 
 
 def codecs(paths: Sequence[ReadPath]) -> str:

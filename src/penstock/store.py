@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from penstock.chunkfiles import spread
 from penstock.chunkread import LargeChunks, SmallChunks, chunk_reader
 from penstock.errors import OutOfRange
 from penstock.extents import Chunks, Extents, Members
@@ -233,7 +234,7 @@ class ExtentStore:
 
     def origin(self, row: int) -> Origin:
         array = next(iter(self._arrays.values()))
-        return Origin(array.file.path, array.sample(row))
+        return Origin(array.home, array.sample(row))
 
     def find(self, key: str) -> int | None:
         array = next(iter(self._arrays.values()))
@@ -311,11 +312,13 @@ def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> Read
     share = "" if array.chunk == array.shape else f", {array.chunk} of each" if several else f", {array.chunk} of it"
     filters = f"; {', '.join(codec for codec, _ in array.codecs)}" if array.codecs else ""
     layout = f"chunks of {f'{array.rows_per_chunk} rows' if several else 'a row'}{share}{filters}"
+    if (table := spread(array)) is not None:
+        layout += f"; {table.told}"
+        layout += "" if array.fill is None else f", absent ones are {np.frombuffer(array.fill, array.stored)[0]}"
     how = "read and decoded outside the library's lock"
     if isinstance(reader, SmallChunks):
         how += ", neighbouring chunks together"
-    whole = [*array.shape[: array.row_axis], 1, *array.shape[array.row_axis :]]
-    remedy = f"h5repack -l {array.name}:CHUNK={'x'.join(map(str, whole))} OLD NEW" if several else ""
+    remedy = array.remedy if several else ""
     stored = array.table.stored_bytes
     return ReadPath(
         name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, stored, array.table.missing,

@@ -10,6 +10,8 @@ import os
 import re
 from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
+from penstock.errors import ConfigError
+
 SCHEMES = ("http", "https", "s3")
 
 # What signs a request or names the signer: another one, for the same file, is another text tomorrow.
@@ -50,3 +52,9 @@ def base_name(path: str) -> str:
     if is_remote(path) and not path.startswith("s3://"):
         path = urlsplit(path).path
     return path.replace(os.sep, "/").rpartition("/")[2]
+
+
+def check_local(path: str, what: str) -> None:
+    """Refuse an address of something that is read on this machine alone."""
+    if is_remote(path):
+        raise ConfigError(f"{path}: {what} are read on this machine alone; fetch the file, and open the copy")

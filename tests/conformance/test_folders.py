@@ -3,7 +3,7 @@
 import io
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,9 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     table.write_text("file,x\n0.png,5\nno.png,6\n2.png,7\n")
     with pytest.raises(Missing, match=r"metadata\.csv: row 2 names a file that is not among the 3"):
         ps.open(tmp_path)
-    assert ps.open(tmp_path, on_error="skip")[:]["x"].tolist() == [5, 7]
+    skipping = ps.open(tmp_path, on_error="skip")
+    assert skipping[:]["x"].tolist() == [5, 7]
+    assert "row 2 names a file" in str(skipping.left_out[0])
     table.write_text("file,x\nphotos/zero.png,5\n")
     with pytest.raises(SchemaMismatch, match=r"no column names the files .*'0\.png'.*'photos/zero\.png'"):
         ps.open(tmp_path)
@@ -169,15 +171,14 @@ def test_in_workers_of_torch(photos: Path, workers: str) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_open_files_are_bounded(photos: Path, most: int) -> None:
+def test_open_files_are_bounded(photos: Path, most: int, open_in: Callable[[Path], int]) -> None:
     ds = ps.open(photos, max_open_files=most)
     ds.store.close()
-    before = len(os.listdir("/proc/self/fd"))
     with ps.Loader(ds, batch_size=4, memory="64MiB", threads=4, output="numpy") as loader:
         for _ in loader:
-            assert len(os.listdir("/proc/self/fd")) <= before + max(most, 4)
+            assert open_in(photos) <= max(most, 4)
     ds.store.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_in(photos) == 0
 
 
 def test_the_list_is_saved(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +235,8 @@ def test_links(photos: Path, tmp_path: Path) -> None:
         (photos / "ant" / link).symlink_to(goal)
         with pytest.raises(Unsafe, match=rf"{link}: a link to a {kind}.*followed to files inside"):
             ps.open(photos)
-        assert len(ps.open(photos, on_error="skip")) == 13
+        skipping = ps.open(photos, on_error="skip")
+        assert (len(skipping), len(skipping.left_out)) == (13, 1)
         (photos / "ant" / link).unlink()
     (photos / "loop").symlink_to(photos)
     with pytest.raises(Unsafe, match="loop: a link to a folder"):
@@ -248,6 +250,13 @@ def test_what_is_no_folder_of_pictures(tmp_path: Path) -> None:
     for name in ("empty", "text"):
         with pytest.raises(ConfigError, match=r"is a folder, and of no format.*a folder with pictures in it"):
             ps.open(tmp_path / name)
+
+
+def test_a_picture_beside_other_data_is_no_dataset(tmp_path: Path) -> None:
+    save(tmp_path / "figure.png", 1)
+    (tmp_path / "betas_session01.hdf5").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"is a folder, and of no format.*Name the files in it"):
+        ps.open(tmp_path)
 
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:

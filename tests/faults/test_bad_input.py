@@ -166,12 +166,6 @@ def cut_npy_header(folder):
     return folder / "cut.npy", "cut.npy"
 
 
-def npz_named_npy(folder):
-    np.savez(folder / "two.npz", a=betas(), b=betas())
-    os.rename(folder / "two.npz", folder / "two.npy")
-    return folder / "two.npy", "two.npy"
-
-
 def objects_npy(folder):
     np.save(folder / "objects.npy", np.array([{"a": 1}, None], object), allow_pickle=True)
     return folder / "objects.npy", "objects.npy"
@@ -245,7 +239,6 @@ OPENED = [
     (not_npy, Corrupt),
     (cut_npy, Truncated),
     (cut_npy_header, (Truncated, Corrupt)),
-    (npz_named_npy, Corrupt),
     (objects_npy, Unsafe),
     (fortran_npy, ConfigError),
     (number_npy, SchemaMismatch),

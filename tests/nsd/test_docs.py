@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "nsd.md"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     home = tmp_path_factory.mktemp("docs")
-    scale = Scale((9, 11, 10), 24, 3, {1: 3}, shared=4, picture=16, region_voxels=60)
+    scale = Scale((9, 11, 10), 24, 3, {1: 3, 2: 2}, shared=4, picture=16, region_voxels=60)
     synthesize(home / "my-nsd", scale)
     return home
 

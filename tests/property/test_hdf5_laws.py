@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import chunkread, codecs, memory, rangeread, wrap
-from penstock.formats import h5py_store, hdf5_layout
+from penstock.formats import hdf5_layout, sliced
 from penstock.store import read_share
 
 # Always the same examples: a failure can be had again by running the test again.
@@ -220,7 +220,7 @@ def thresholds(draw):
         (rangeread, "GATHER_BYTES"),
         (rangeread, "GAP_BYTES"),
         (wrap, "CONVERT_BYTES"),
-        (h5py_store, "READ_BYTES"),
+        (sliced, "READ_BYTES"),
         (hdf5_layout, "TURNED_BYTES"),
     ]:
         if draw(st.booleans()):

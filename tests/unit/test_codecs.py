@@ -97,7 +97,7 @@ def test_unshuffle_refuses_sizes_that_do_not_fit(width, source, target):
 
 @pytest.mark.parametrize("name", ["brotli", "", "Deflate"])
 def test_an_unknown_codec_is_refused_with_those_known(name):
-    with pytest.raises(ConfigError, match=rf"{name!r}; known: shuffle, fletcher32, deflate"):
+    with pytest.raises(ConfigError, match=rf"{name!r}; known: shuffle, fletcher32, crc32c, deflate"):
         decoder((name, 0))
 
 

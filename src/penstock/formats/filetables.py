@@ -8,19 +8,15 @@ import csv
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch
+from penstock.errors import ConfigError, Corrupt, DataError, Missing, SchemaMismatch
 from penstock.folderindex import FileList
 from penstock.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
 from penstock.texts import Texts, decoded
 from penstock.values import TEXT
-
-if TYPE_CHECKING:
-    from penstock.formats.registry import OpenOptions
 
 NAMES = ("metadata.csv", "metadata.parquet")
 ENDINGS = (".csv", ".parquet")
@@ -99,8 +95,8 @@ def find(root: str) -> str | None:
     return os.path.join(root, found[0]) if found else None
 
 
-def read(path: str, files: FileList, options: "OpenOptions") -> tuple[np.ndarray, dict[str, Column]]:
-    """For each row of the table its file's number, and the other columns."""
+def read(path: str, files: FileList) -> tuple[np.ndarray, dict[str, Column], tuple[DataError, ...]]:
+    """For each row of the table its file's number; the other columns; and why rows are left out."""
     columns = _parquet(path) if path.endswith(".parquet") else _csv(path)
     if not columns or not len(next(iter(columns.values()))):
         raise Missing(f"{path}: a table without rows")
@@ -109,15 +105,14 @@ def read(path: str, files: FileList, options: "OpenOptions") -> tuple[np.ndarray
     if path.endswith(".csv"):
         columns = {each: _numbers(column) for each, column in columns.items() if isinstance(column, Texts)}
     lost = np.flatnonzero(rows < 0)
-    if len(lost) and options.on_error == "raise":
-        raise Missing(
-            f"{path}: row {int(lost[0]) + 1:,} names a file that is not among the {len(files):,} of the folder, and "
-            f'{len(lost) - 1:,} others do too. Restore them, or pass on_error="skip" to leave such rows out'
-        )
-    if len(lost):
-        kept = np.flatnonzero(rows >= 0)
-        return rows[kept], {each: _taken(column, kept) for each, column in columns.items()}
-    return rows, columns
+    if not len(lost):
+        return rows, columns, ()
+    kept = np.flatnonzero(rows >= 0)
+    why = Missing(
+        f"{path}: row {int(lost[0]) + 1:,} names a file that is not among the {len(files):,} of the folder, and "
+        f'{len(lost) - 1:,} others do too. Restore them, or pass on_error="skip" to leave such rows out'
+    )
+    return rows[kept], {each: _taken(column, kept) for each, column in columns.items()}, (why,)
 
 
 def _names(path: str, files: FileList, columns: Mapping[str, Column]) -> tuple[str, dict[str, int]]:

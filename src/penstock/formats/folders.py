@@ -24,15 +24,20 @@ from penstock.formats.filetables import ColumnStore
 from penstock.formats.samples import MOST_TRIED, count_pixels
 from penstock.members import Kind, Picture
 from penstock.store import ExtentStore, Store
-from penstock.texts import Texts
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
 
 
+# Where files like these lie in a folder, a picture beside them is no dataset.
+OTHER_DATA = frozenset({"h5", "hdf5", "tar", "npz", "nii", "gz", "mdb", "lmdb", "arrow"})
+
+
 def is_folder_of_pictures(path: str) -> bool:
-    """Whether a folder has pictures in it, or arrays."""
-    return os.path.isdir(path) and folderindex.find_any(path, lambda ending: _is_picture(ending) or ending == "npy")
+    """Whether a folder has pictures in it, or arrays, and no files that are datasets of their own."""
+    if not os.path.isdir(path) or folderindex.find_any(path, OTHER_DATA.__contains__, depth=0):
+        return False
+    return folderindex.find_any(path, lambda ending: _is_picture(ending) or ending == "npy")
 
 
 def _is_picture(ending: str) -> bool:
@@ -62,16 +67,20 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
     beside = [name for name in fields if name != field]
     if beside:
         parts["columns"] = Part(columns.store.choosing(beside), None, {name: name for name in beside})
-    return FolderStore(parts, columns.classes)
+    return FolderStore(parts, columns.classes, (*files.left_out, *columns.left_out))
 
 
 class FolderStore(Joined):
     """Files, and what is known of each."""
 
-    def __init__(self, parts: Mapping[str, Part], classes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, parts: Mapping[str, Part], classes: tuple[str, ...] = (), left_out: tuple[DataError, ...] = ()
+    ) -> None:
         super().__init__(parts)
         self.classes = classes
         """What labels mean."""
+        self.left_out = left_out
+        """Why files are not in it, where what is bad is skipped."""
 
 
 @dataclass(frozen=True)
@@ -82,32 +91,19 @@ class _Columns:
     rows: np.ndarray | None = None
     """Which file each sample has; None where each file is a sample."""
     classes: tuple[str, ...] = ()
+    left_out: tuple[DataError, ...] = ()
 
 
 def _columns(files: FileList, options: "OpenOptions") -> _Columns:
     table = filetables.find(files.root)
     if table is not None:
-        rows, columns = filetables.read(table, files, options)
-        return _Columns(ColumnStore(columns, len(rows)), rows)
-    labels = _labels(files.names)
-    if labels is None:
+        rows, columns, left_out = filetables.read(table, files)
+        if left_out and options.on_error == "raise":
+            raise left_out[0]
+        return _Columns(ColumnStore(columns, len(rows)), rows, (), left_out)
+    if not files.top_names or files.tops.min() < 0:  # some are in no folder
         return _Columns(ColumnStore({}, len(files)))
-    return _Columns(ColumnStore({"label": labels[0]}, len(files)), None, labels[1])
-
-
-def _labels(names: Texts) -> tuple[np.ndarray, tuple[str, ...]] | None:
-    """Which of the folders each file is in, in their order; None where some file is in none."""
-    folders: dict[bytes, int] = {}
-    found = np.empty(len(names), np.int64)
-    for row, name in enumerate(names.raws()):
-        folder, slash, _ = name.partition(b"/")
-        if not slash:
-            return None
-        found[row] = folders.setdefault(folder, len(folders))
-    order = sorted(folders, key=os.fsdecode)
-    place = np.empty(len(order), np.int64)
-    place[[folders[folder] for folder in order]] = np.arange(len(order))
-    return place[found], tuple(os.fsdecode(folder) for folder in order)
+    return _Columns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files)), None, files.top_names)
 
 
 def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenOptions") -> LooseFiles:

@@ -62,6 +62,12 @@ class Found:
         found = [plist.get_filter(position) for position in range(plist.get_nfilters())]
         return [(number, parameters, label.decode(errors="replace")) for number, _, parameters, label in found]
 
+    @property
+    def remedy(self) -> str:
+        """What rewrites it with one row a chunk."""
+        whole = "x".join(str(1 if axis == self.axis else size) for axis, size in enumerate(self.shape))
+        return f"h5repack -l {self.name}:CHUNK={whole} OLD NEW"
+
     def never_written(self, there: str) -> Missing:
         """The error for a dataset of which only some is there."""
         return Missing(
@@ -142,6 +148,7 @@ def _chunks(found: Found, known: tuple[CodecId, ...], options: "OpenOptions") ->
         file, found.name, dataset.dtype, _without(found.shape, axis), found.rows, dataset.chunks[axis],
         _without(dataset.chunks, axis), table, known, axis,
         np.asarray(dataset.fillvalue, dataset.dtype).tobytes() if options.allow_fill else None,
+        remedy=found.remedy,
     )  # fmt: skip
     if options.on_error == "raise":
         _check_table(array, found)
@@ -239,4 +246,6 @@ def _turned(found: Found, offset: int) -> Extents:
     blocks = np.arange(0, rows, together, dtype=np.int64)
     table = KnownTable(offset + (blocks[:, None] + runs) * run_bytes, together * run_bytes)
     chunk = (*(1,) * len(outer), *inner)
-    return Chunks(found.file, found.name, stored, shape, rows, together, chunk, table, (), found.axis)
+    return Chunks(
+        found.file, found.name, stored, shape, rows, together, chunk, table, (), found.axis, remedy=found.remedy
+    )

@@ -1,4 +1,6 @@
-"""Which format reads which file: by the first bytes, then by the name; other packages add theirs by entry point.
+"""Which format reads what: by the first bytes or what a folder holds, then by the name.
+
+Other packages add theirs by entry point.
 
 A format is a frozen value and one function from a path to a store. See ``formats/npy.py`` for the smallest one.
 """
@@ -7,14 +9,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.fileio import Files
-from penstock.formats import folders, hdf5, lmdb, npy, tar, tiledb
+from penstock.formats import folders, hdf5, lmdb, nifti, npy, npz, tables, tar, tiledb, zarr
 from penstock.members import Wanted
 from penstock.store import Store
-from penstock.urls import base_name
+from penstock.urls import base_name, is_remote
 
 ENTRY_POINT_GROUP = "penstock.formats"
 
@@ -24,7 +26,8 @@ class OpenOptions:
     """What the caller of ``open`` asked for."""
 
     fields: tuple[str, ...] | None = None
-    allow_fill: bool = False
+    allow_fill: bool | None = None
+    """None: as the format has it. HDF5 refuses what was never written, Zarr defines it to be the fill value."""
     files: Files = field(default_factory=Files)
     row_axis: int | Mapping[str, int] = 0
     swmr: bool = False
@@ -63,7 +66,13 @@ class Format:
         """Whether this is one, by its content; a folder has no first bytes."""
         if head is None:
             return self.folders and self.recognises is not None and self.recognises(path)
+        if self.recognises is not None and is_remote(path):
+            return self.begins(head) and self.is_named(path)
         return self.begins(head) and (self.recognises is None or self.recognises(path))
+
+    def is_named(self, path: str) -> bool:
+        """Whether it has the name of one."""
+        return base_name(path.rstrip("/")).lower().endswith(self.suffixes)
 
     def __str__(self) -> str:
         at = f" at {self.magic_at}" if self.magic_at else ""
@@ -71,11 +80,23 @@ class Format:
         return f"{self.name} ({', '.join(filter(None, [' '.join(self.suffixes), looked_for]))})"
 
 
+ZIP = b"PK\x03\x04"
+
 BUILT_IN = (
     Format("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file),
     Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
     Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
     Format("compressed tar", tar.COMPRESSED_SUFFIXES, b"", tar.open_compressed),
+    Format("npz", (".npz",), ZIP, npz.open_file, recognises=npz.is_npz, sign="a zip archive of .npy files"),
+    Format(
+        "zarr", (".zarr",), ZIP, zarr.open_store, recognises=zarr.is_store, folders=True,
+        sign="a folder or zip archive with zarr.json, .zgroup or .zarray",
+    ),
+    Format("nifti", (".nii",), b"n+1\0", nifti.open_file, magic_at=344),
+    Format("nifti-2", (), b"n+2\0", nifti.open_file, magic_at=4),
+    Format("gzipped nifti", (".nii.gz",), b"\x1f\x8b", nifti.open_gzipped, recognises=nifti.is_gzipped),
+    Format("parquet", (".parquet", ".pq"), b"PAR1", tables.open_parquet),
+    Format("arrow", (".arrow", ".feather"), b"ARROW1", tables.open_arrow),
     Format(
         "lmdb", (".mdb", ".lmdb"), lmdb.MAGIC, lmdb.open_file, lmdb.MAGIC_AT, lmdb.is_database, folders=True,
         sign="data.mdb in a folder, or bytes of it",
@@ -93,13 +114,23 @@ def formats() -> Sequence[Format]:
     """All known formats: ours, then those that installed packages register."""
     from importlib.metadata import entry_points  # takes a quarter of the time that importing penstock takes
 
-    return (*BUILT_IN, *(entry.load() for entry in entry_points(group=ENTRY_POINT_GROUP)))
+    return (*BUILT_IN, *(_loaded(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)))
+
+
+def _loaded(entry: Any) -> Format:
+    found = entry.load()
+    if not isinstance(found, Format):
+        raise ConfigError(
+            f"the entry point {entry.name!r} of {ENTRY_POINT_GROUP!r} ({entry.value}) is {type(found).__name__}: "
+            f"expected a Format. Mend or uninstall the package that has it"
+        )
+    return found
 
 
 def folder_format(path: str) -> Format | None:
     """The format of a folder that is opened as one thing, if it is of such a kind."""
     by_content = [known for known in formats() if known.is_kind_of(path, None)]
-    by_name = [known for known in formats() if known.folders and base_name(path).lower().endswith(known.suffixes)]
+    by_name = [known for known in formats() if known.folders and known.is_named(path)]
     return next(iter((*by_content, *by_name)), None)
 
 
@@ -110,6 +141,10 @@ def tried() -> str:
 
 def format_of(path: str, files: Files) -> Format:
     """The format of an existing file or folder."""
+    if is_remote(path):
+        for known in formats():
+            if known.folders and known.is_named(path):
+                return known
     if os.path.isdir(path):
         found = folder_format(path)
         if found is None:
@@ -117,7 +152,7 @@ def format_of(path: str, files: Files) -> Format:
         return found
     head = files.first_bytes(path)
     by_content = [known for known in formats() if known.is_kind_of(path, head)]
-    by_name = [known for known in formats() if base_name(path).lower().endswith(known.suffixes)]
+    by_name = [known for known in formats() if known.is_named(path)]
     for known in (*by_content, *by_name):
         return known
     raise ConfigError(

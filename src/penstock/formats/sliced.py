@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from pathlib import PurePath
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +21,7 @@ from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
 from penstock.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
+from penstock.urls import base_name, is_remote
 from penstock.within import Box, Mask, Within, compose, coordinates, element_strides, everything
 from penstock.wrap import crop
 
@@ -144,7 +144,7 @@ class SlicedStore:
     def fingerprint(self) -> str:
         parts = sorted((name, each.part.describe()) for name, each in self.layouts.items() if each.part)
         layouts = sorted((name, str(each.stored), each.shape, each.row_axis) for name, each in self.layouts.items())
-        return digest(self.kind, PurePath(self.file.path).name, self.file.size, layouts, parts)
+        return digest(self.kind, base_name(self.file.path), self.file.size, layouts, parts)
 
     def scratch_bytes(self, rows: int) -> int:
         return max(each.scratch_bytes(rows) for each in self.layouts.values())
@@ -161,15 +161,19 @@ class SlicedStore:
         check_rows(rows, self)
         if not out or not len(rows):
             return
-        check_unchanged(self.file)
+        self._check_unchanged()
         ascending = np.argsort(rows, kind="stable")
         try:
             with self.opened(list(out)) as arrays:
                 for name, target in out.items():
                     self._read_field(arrays[name], name, rows[ascending], at[ascending], target)
         except (PenstockError, KeyError):
-            check_unchanged(self.file)  # another file under its name is the likelier cause
+            self._check_unchanged()  # another file under its name is the likelier cause
             raise
+
+    def _check_unchanged(self) -> None:
+        if not is_remote(self.file.path):  # there, every answer tells
+            check_unchanged(self.file)
 
     def _read_field(self, array: Any, name: str, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         """``rows`` ascend, with repeats: read each run of neighbours once and copy it out."""

@@ -7,9 +7,13 @@ import numpy as np
 
 from penstock.dataset import Dataset, Index
 from penstock.errors import ConfigError
-from penstock.loader import Loader
+from penstock.loader import WINDOW_BYTES, Loader
 from penstock.nsd.regions import Voxels
 from penstock.nsd.repetitions import OneOfEach
+from penstock.spec import row_bytes
+
+SESSIONS_MIXED = 4
+"""Batches of one session alone would follow its drift; of four, three quarters of any two samples are apart."""
 
 
 class NSDDataset(Dataset):
@@ -52,8 +56,16 @@ class NSDDataset(Dataset):
         return OneOfEach(self._lines, seed, shuffle)
 
     def loader(self, batch_size: int, *, shuffle: Any = False, seed: int = 0, **options: Any) -> Loader:
-        """A ``penstock.Loader`` of the columns; ``options`` are its own."""
+        """A ``penstock.Loader`` of the columns; ``options`` are its own.
+
+        Where trials can only be read session by session, at least four sessions are mixed together, pictures and all,
+        which takes memory; ``window=750`` mixes one at a time, and copies by trial (``NSD.prepare``) none at all.
+        """
         if self._lines is not None and isinstance(shuffle, bool):
             shuffle = self.order(seed, shuffle=shuffle)
         options.setdefault("columns", self.columns)
+        blocks = self.store.blocks
+        if blocks is not None and options.get("window") is None:
+            largest = int(np.diff(blocks, append=len(self)).max())
+            options["window"] = max(SESSIONS_MIXED * largest, WINDOW_BYTES // max(1, row_bytes(self.store.fields)))
         return Loader(self, batch_size=batch_size, shuffle=shuffle, seed=seed, **options)

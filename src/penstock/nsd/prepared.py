@@ -127,7 +127,7 @@ def fingerprint(path: str, files: Files | None = None) -> str:
     """Differs when the file does, without reading all of it."""
     if is_remote(path):
         there = (files or Files()).identify(path)
-        return hashlib.sha256(repr((there.size, there.mtime_ns, there.inode)).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr((there.size, there.etag, there.mtime_ns)).encode()).hexdigest()[:32]
     size = os.stat(path).st_size
     found = hashlib.sha256(f"{size}".encode())
     with open(path, "rb") as file:

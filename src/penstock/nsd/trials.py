@@ -23,6 +23,7 @@ BEHAVIOUR = (
 )  # fmt: skip
 """Columns of ``responses.tsv`` that come into the table, in lower case."""
 
+INFO_COLUMNS = ("cocoId", "nsdId", "shared1000")
 SHARED = 1000
 
 
@@ -63,7 +64,8 @@ class Sources:
         path = self.layout.stim_info
         if not os.path.isfile(path):
             return None
-        found = _table(path, index_col=0)
+        subject = f"subject{self.layout.subject}_rep"
+        found = _table(path, usecols=lambda name: name in INFO_COLUMNS or name.startswith(subject))
         for name in ("cocoId", "nsdId", "shared1000"):
             if name not in found:
                 raise Corrupt(f"{path}: no column {name!r} in it, but {', '.join(found.columns)}; fetch it again")

@@ -1,0 +1,47 @@
+"""Prepares a subject, or trains from it, in a process of its own, and prints what that held, sampled every 5 ms.
+
+python child.py '{"root": …, "what": "prepare" | "loader", "memory": …, "copies": …, "options": {…}}'
+"""
+
+import json
+import sys
+
+import h5py  # noqa: F401  # libraries are loaded before the first look, as in a program that trains
+import nibabel  # noqa: F401
+import pandas  # noqa: F401
+import scipy.io  # noqa: F401
+import torch
+
+from penstock.errors import BudgetExceeded
+from penstock.measure import MemoryWatch
+from penstock.nsd import NSD
+
+
+def smallest(ds) -> int:
+    try:
+        ds.loader(8, shuffle=True, memory=1)
+    except BudgetExceeded as error:
+        return int(str(error).split("(")[1].split(" bytes")[0].replace(",", ""))
+    raise AssertionError("a budget of one byte was accepted")
+
+
+def main(job: dict) -> None:
+    torch.zeros(1000).sum()
+    nsd = NSD(job["root"], prepared=job["copies"])
+    if job["what"] == "prepare":
+        assert nsd.trials_per_session  # opens a session: the table of its chunks is made here, once for all
+        with MemoryWatch() as watch:
+            nsd.prepare(None, memory=job["memory"])
+        print(json.dumps({"peak": watch.peak_bytes, "samples": watch.samples}))
+        return
+    ds = nsd.dataset(("voxels", "coco"), **job["options"])
+    limit = smallest(ds)
+    with MemoryWatch() as watch, ds.loader(8, shuffle=True, memory=limit) as loader:
+        for _ in range(2):
+            for voxels, coco in loader:
+                float(voxels.reshape(-1)[0]) + float(coco[0])
+    print(json.dumps({"peak": watch.peak_bytes, "samples": watch.samples, "limit": limit}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

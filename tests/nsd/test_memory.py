@@ -1,0 +1,43 @@
+"""Memory is bounded, measured in processes of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.nsd import synthesize
+from penstock.nsd.synthetic import Scale
+from penstock.sizes import MiB
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+
+SCALE = Scale((30, 40, 34), 750, 2, {1: 2}, shared=50, picture=8, region_voxels=9000)  # 61 MB a session
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+    root = tmp_path_factory.mktemp("subject")
+    synthesize(root, SCALE, stimuli=False)
+    return root
+
+
+def measured(**job):
+    child = Path(__file__).with_name("child.py")
+    done = subprocess.run([sys.executable, str(child), json.dumps(job)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_preparing_holds_what_it_was_given(subject, tmp_path):
+    found = measured(root=str(subject), copies=str(tmp_path), what="prepare", memory="56MiB")
+    assert found["samples"] > 5
+    assert found["peak"] <= 56 * MiB, found
+
+
+@pytest.mark.parametrize("options", [{"zscore": "session"}, {"dtype": "float16"}], ids=str)
+def test_loading_holds_what_was_planned(subject, tmp_path, options):
+    found = measured(root=str(subject), copies=str(tmp_path), what="loader", options=options)
+    assert found["samples"] > 5
+    assert found["peak"] <= found["limit"], found
