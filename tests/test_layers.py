@@ -45,7 +45,7 @@ LAYERS = [
     ["transport", "signing"],
     ["interleave"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
-    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping", "rivals"],
+    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping", "rivals", "progress"],
     ["errors"],
 ]
 

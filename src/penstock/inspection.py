@@ -106,7 +106,12 @@ def _files(store: Store) -> int:
 
 def codecs(paths: Sequence[ReadPath]) -> str:
     """What the chunks of some fields were written through: ``shuffle, deflate``."""
-    return "; ".join(dict.fromkeys(through for path in paths if (through := path.layout.partition("; ")[2])))
+    return "; ".join(dict.fromkeys(through for path in paths if (through := _through(path.layout))))
+
+
+def _through(layout: str) -> str:
+    """``chunks of 8 rows; shuffle, deflate; a file each`` -> ``shuffle, deflate``."""
+    return layout.split("; ")[1] if "; " in layout else ""
 
 
 def advice(paths: Sequence[ReadPath], *, in_blocks: bool, window_rows: int, quality: float | None) -> list[str]:

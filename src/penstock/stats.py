@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.machine import held_bytes
-from penstock.sizes import format_size
+from penstock.sizes import MiB, format_size
 
 # How often memory is looked at; a look costs some 20 microseconds.
 MEMORY_EVERY_S = 0.02
@@ -138,6 +138,12 @@ class Stats:
             f"{waits} although its {threads} {'is' if self.threads == 1 else 'are'} only {busy:.0%} busy: reading "
             f"keeps up on the whole, and the step asks for batches in bursts"
         )
+
+    @property
+    def in_short(self) -> str:
+        """``1,204 samples/s, mem 120/256 MiB, waited 3%``: what changes while it runs."""
+        memory = f"mem {max(0, self.peak_bytes) / MiB:,.0f}/{self.budget_bytes / MiB:,.0f} MiB"
+        return f"{self.samples_per_s:,.0f} samples/s, {memory}, waited {self.waiting_share:.0%}"
 
     def _busy_with(self) -> str:
         """What the readers' time goes into most, and what would help."""

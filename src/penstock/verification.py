@@ -48,6 +48,8 @@ class Verdict:
     faults: tuple[Fault, ...]
     unreadable: int
     """Values (a field of a sample each) that cannot be read; all are counted, also where not all faults are listed."""
+    filled: int
+    """Chunks that were never written, and stand for their fill value."""
 
 
 Progress = Callable[[int, int], None]
@@ -57,17 +59,19 @@ Progress = Callable[[int, int], None]
 def verify(ds: Dataset, *, memory: int | str | None = None, progress: Progress = lambda more, bad: None) -> Verdict:
     """Read and decode every value of every field; ``memory`` is as for ``Loader``, little if not given."""
     faults: list[Fault] = []
-    unreadable = 0
+    unreadable = filled = 0
     for field in ds.fields:
         only, before = ds.only(field), unreadable
         with _loader(only, memory) as loader:
             for more, bad in _epoch(loader):
                 unreadable = before + bad
                 progress(more, unreadable)
-            found = list(_together(field, loader.stats().left_out))
+            stats = loader.stats()
+            found = list(_together(field, stats.left_out))
+            filled += stats.chunks_filled
         faults += _looked_into(only, found)
         only.close()
-    return Verdict(tuple(faults), unreadable)
+    return Verdict(tuple(faults), unreadable, filled)
 
 
 def _loader(ds: Dataset, memory: int | str | None) -> Loader:

@@ -96,6 +96,18 @@ def test_bytes_read_are_foretold(tmp_path: Path, make: Any) -> None:
     assert told.contents.whole_bytes == stats.bytes
 
 
+def test_files_of_unknown_length_are_told_from_a_trial(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    array = zarr.create_array(str(tmp_path / "a.zarr"), shape=(40, 6, 50), chunks=(4, 6, 50), dtype="i2")
+    array[:] = RNG.integers(0, 9, (40, 6, 50))
+    stored = sum(file.stat().st_size for file in (tmp_path / "a.zarr" / "c").rglob("*") if file.is_file())
+    ds = ps.open(tmp_path / "a.zarr")
+    assert "unknown amount" in str(ps.plan(ds, batch_size=4, memory="64MiB", measure=0))
+    assert ps.plan(ds, batch_size=4, memory="64MiB", measure=5).read_bytes == stored
+    with ps.Loader(ds, batch_size=4, memory="64MiB", output="numpy") as loader:
+        assert loader.stats().codecs == "zstd"
+
+
 def test_a_short_measurement_tells_the_time(tmp_path: Path) -> None:
     told = ps.plan(npy(tmp_path), batch_size=4, memory="64MiB", measure=0.2)
     assert told.seconds is not None

@@ -57,6 +57,8 @@ def _read_all(ds: penstock.Dataset, memory: str | None) -> int:
         verdict = verify(ds, memory=memory, progress=go_on)
     for fault in verdict.faults:
         print(f"cannot be read: {fault}")
+    if verdict.filled:
+        print(f"never written: {verdict.filled:,} chunks, which stand for their fill value")
     wrong = f"{verdict.unreadable:,} cannot be read" if verdict.unreadable else "all can be read"
     print(f"verified: {values:,} values (a field of a sample each), {wrong}")
     return verdict.unreadable
