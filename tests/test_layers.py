@@ -18,12 +18,13 @@ ROOT = Path(penstock.__file__).parent
 LAYERS = [
     ["cli", "__main__"],
     ["nsd", "webdataset", "convert", "measure", "testing"],
-    ["multi"],
+    ["multi", "forecast", "verification"],
+    ["trial"],
     ["loader"],
     ["reader", "face"],
     ["schedule"],
     ["pytorch", "stats", "jointplan"],
-    ["plan"],
+    ["planning"],
     ["slots"],
     ["inspection"],
     ["dataset"],
@@ -44,7 +45,7 @@ LAYERS = [
     ["transport", "signing"],
     ["interleave"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
-    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping"],
+    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping", "rivals", "progress"],
     ["errors"],
 ]
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import errors
     from penstock.dataset import Dataset, concat, from_arrays, join, open, open_raw
+    from penstock.forecast import plan
     from penstock.inspection import inspect
     from penstock.loader import Loader
     from penstock.multi import MultiLoader
     from penstock.order import BlockShuffled, InOrder, Order, Resampled, Shuffled
-    from penstock.plan import Plan
+    from penstock.planning import Plan
     from penstock.spec import FieldSpec
     from penstock.stats import Stats
     from penstock.store import Store
@@ -20,16 +21,18 @@ __version__ = "0.1.0"
 __all__ = [
     "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "MultiLoader", "Order", "Plan", "Resampled",
     "Shuffled", "Stats", "Store", "concat", "errors", "from_arrays", "inspect", "join", "open", "open_raw",
+    "plan",
 ]  # fmt: skip
 
 # Each name is fetched on first use: importing penstock takes milliseconds, and numpy is imported when it is needed.
 _HOMES = {
     "dataset": ("Dataset", "concat", "from_arrays", "join", "open", "open_raw"),
+    "forecast": ("plan",),
     "inspection": ("inspect",),
     "loader": ("Loader",),
     "multi": ("MultiLoader",),
     "order": ("BlockShuffled", "InOrder", "Order", "Resampled", "Shuffled"),
-    "plan": ("Plan",),
+    "planning": ("Plan",),
     "spec": ("FieldSpec",),
     "stats": ("Stats",),
     "store": ("Store",),

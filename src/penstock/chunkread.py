@@ -7,6 +7,7 @@ chunk order into row order in a core's cache, and each row's share put into plac
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -46,6 +47,8 @@ GROUP_ELEMENTS = 64 * 1024
 # Neighbours in the file are read together across gaps up to this, in reads up to that.
 GAP_BYTES = 4 * KiB
 SPAN_BYTES = 1 * MiB
+# Groups of chunks from which it is told how much a read of all of them takes, with the gaps between.
+GROUPS_LOOKED_AT = 8
 
 
 def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> "LargeChunks | SmallChunks":
@@ -238,7 +241,7 @@ class _Blocks:
         self.part: Within = everything(array.shape) if part is None else part
         self.spec = FieldSpec(cast.dtype if cast else array.stored, self.part.shape)
         self.decoding = _Decoding(array, files)
-        self._failed: dict[int, _Failure] = {}
+        self._failed: dict[int, dict[Share, _Failure]] = {}
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share = WHOLE) -> None:
         if len(rows) == 0 or self.spec.row_bytes == 0:
@@ -247,13 +250,19 @@ class _Blocks:
             blocks, inner = np.divmod(rows, self.array.rows_per_chunk)
             for block in sorted(set(blocks.tolist())):
                 here = np.flatnonzero(blocks == block)
-                if block in self._failed:
-                    raise self._failed[block].again()
+                self._raise_again(block, share)
                 try:
                     self._read_block(handle, block, inner[here], at[here], target, share)
                 except DataError as error:
-                    self._failed[block] = _Failure(type(error), str(error))
+                    self._failed.setdefault(block, {})[share] = _Failure(type(error), str(error))
                     raise
+
+    def _raise_again(self, block: int, share: Share) -> None:
+        """A share that failed fails again, and so does a whole of which a share failed."""
+        known = self._failed.get(block, {})
+        failure = known.get(share) or (next(iter(known.values()), None) if share == WHOLE else None)
+        if failure is not None:
+            raise failure.again()
 
     def _read_block(
         self, handle: Handle | None, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
@@ -280,6 +289,12 @@ class LargeChunks(_Blocks):
     @property
     def pieces_per_row(self) -> int:
         return 1 if self.whole_rows else len(self.pieces)
+
+    @property
+    def epoch_bytes(self) -> int:
+        """What is read when each block is read once."""
+        table = self.array.table
+        return table.stored_bytes * self.pieces_per_row // max(1, table.shape[1])
 
     def scratch_bytes(self, rows: int) -> int:
         array, cast = self.array, self.cast
@@ -376,6 +391,22 @@ class SmallChunks(_Blocks):
     @property
     def pieces_per_row(self) -> int:
         return len(self._wanted)
+
+    @cached_property
+    def epoch_bytes(self) -> int:
+        """What is read when each block is read once, gaps between wanted chunks included: told from some groups."""
+        table, groups = self.array.table, range(0, len(self._wanted), self.group)
+        if self.decoding.spread is not None or len(self._wanted) == table.shape[1] or not table.shape[0]:
+            return table.stored_bytes * len(self._wanted) // max(1, table.shape[1])
+        some = groups[:: -(-len(groups) // GROUPS_LOOKED_AT)]
+        return sum(map(self._span_bytes, some)) * len(groups) // max(1, len(some)) * table.shape[0]
+
+    def _span_bytes(self, begin: int) -> int:
+        """What is read for the first block's group from piece ``begin`` on."""
+        pieces = self._wanted.pieces(begin, min(begin + self.group, len(self._wanted)))
+        offsets, lengths, _ = self.array.table.find(0, pieces)
+        written = np.flatnonzero(offsets != NEVER_WRITTEN)
+        return sum(end - first for _, first, end in spans(offsets, lengths, written, GAP_BYTES, SPAN_BYTES))
 
     def scratch_bytes(self, rows: int) -> int:
         array = self.array

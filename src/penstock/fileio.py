@@ -466,8 +466,10 @@ class Handle:
     def read_into(self, offset: int, *targets: np.ndarray) -> None:
         """Fill ``targets`` (each contiguous) one after another from ``offset`` on; an early end is an error."""
         views = [target.reshape(-1).view(np.uint8).data for target in targets]
-        tally.mine().bytes_read += sum(map(len, views))
+        mine, began = tally.mine(), time.perf_counter()
+        mine.bytes_read += sum(map(len, views))
         self._fill(offset, views)
+        mine.file_seconds += time.perf_counter() - began
 
     def _fill(self, offset: int, views: list[memoryview]) -> None:
         """Short reads go on."""

@@ -58,18 +58,23 @@ def read_paths(store: Store) -> list[ReadPath]:
         below = {path.field: path for path in read_paths(store.store)}
         return [replace(below[old], field=new) for new, old in store.names.items() if old in below]
     if isinstance(store, Wrapper):
-        return [replace(path, rows=len(store)) for path in read_paths(store.store)]
+        return [_for_rows(path, len(store)) for path in read_paths(store.store)]
     if isinstance(store, Concat):
         return [_together(paths) for paths in zip(*map(read_paths, store.stores), strict=True)]
     if isinstance(store, Joined):
         return [
-            replace(path, field=new, rows=len(store))
+            replace(_for_rows(path, len(store)), field=new)
             for part in store.parts.values()
             for path in read_paths(part.store)
             for new, old in part.names.items()
             if old == path.field
         ]
     return list(store.read_paths()) if isinstance(store, Explained) else []
+
+
+def _for_rows(path: ReadPath, rows: int) -> ReadPath:
+    """The same field in a dataset of fewer rows, or of some rows several times."""
+    return replace(path, rows=rows, epoch_bytes=path.epoch_bytes * rows // max(1, path.rows))
 
 
 def _together(paths: Iterable[ReadPath]) -> ReadPath:
@@ -83,6 +88,7 @@ def _together(paths: Iterable[ReadPath]) -> ReadPath:
         block_rows=max(first.block_rows, *(other.block_rows for other in others)) if others else first.block_rows,
         stored_bytes=first.stored_bytes + sum(other.stored_bytes for other in others),
         missing_chunks=first.missing_chunks + sum(other.missing_chunks for other in others),
+        epoch_bytes=first.epoch_bytes + sum(other.epoch_bytes for other in others),
         far=first.far or any(other.far for other in others),
     )
 
@@ -96,6 +102,16 @@ def _files(store: Store) -> int:
         return _files(store.store)
     first = store.origin(0).url if len(store) else ""
     return 1 if is_remote(first) or os.path.exists(first) else 0
+
+
+def codecs(paths: Sequence[ReadPath]) -> str:
+    """What the chunks of some fields were written through: ``shuffle, deflate``."""
+    return "; ".join(dict.fromkeys(through for path in paths if (through := _through(path.layout))))
+
+
+def _through(layout: str) -> str:
+    """``chunks of 8 rows; shuffle, deflate; a file each`` -> ``shuffle, deflate``."""
+    return layout.split("; ")[1] if "; " in layout else ""
 
 
 def advice(paths: Sequence[ReadPath], *, in_blocks: bool, window_rows: int, quality: float | None) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from penstock.budget import MemoryBudget
 from penstock.errors import BudgetExceeded
-from penstock.plan import Plan, Request, Spent, holders, least, spend
+from penstock.planning import Plan, Request, Spent, holders, least, spend
 from penstock.sizes import format_size
 
 

@@ -19,10 +19,11 @@ from penstock.dataset import Dataset, OnError, check_on_error
 from penstock.deal import Deal, Tail
 from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.face import Face, HandOver, make_face
-from penstock.inspection import advice, read_paths
+from penstock.inspection import advice, codecs, read_paths
 from penstock.machine import cores, free_bytes, held_bytes
 from penstock.order import BlockShuffled, InBlocks, InOrder, InWindows, Order, Repeated, Shuffled, check_seed
-from penstock.plan import Plan, Request, make_plan
+from penstock.planning import Plan, Request, make_plan
+from penstock.progress import Bar
 from penstock.reader import Readers, ReaderTimes, Team
 from penstock.schedule import Batch, Epoch
 from penstock.sizes import MiB, format_size, parse_size
@@ -70,6 +71,7 @@ class Loader:
     rank, world_size:  this process's share; taken from torch.distributed where it is in use
     device:      copy batches to this device, and convert there
     output:      "torch" tensors or "numpy" arrays
+    progress:    show how far each epoch is, with rate, memory and waits: a bar on a terminal, else lines; on rank 0
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Loader:
         world_size: int | None = None,
         device: Any = None,
         output: Literal["torch", "numpy"] = "torch",
+        progress: bool = False,
     ) -> None:
         self._face = make_face(output, device)
         self.held_before = held_bytes()
@@ -123,9 +126,11 @@ class Loader:
         self._slots: Slots | None = None
         self._position = _Position(epoch=0, samples=0, begun=False)
         self._iteration: weakref.ref[Iteration] = lambda: None  # type: ignore[assignment]
+        self._codecs = codecs(read_paths(self._store))
         self._files_left_out = [str(why) for why in ds.left_out]
         self._account = self._new_account(0, ReaderTimes())
         self.told_kept = False
+        self._shows = bool(progress) and self.deal.rank == 0
 
     def __len__(self) -> int:
         """Batches in a whole epoch, the same on every rank."""
@@ -140,6 +145,9 @@ class Loader:
         team = Team(self.plan.threads)
         iteration = self.begin(at.epoch, at.samples, team)
         self._iteration = weakref.ref(iteration)
+        if self._shows:
+            account = self._account
+            iteration.show(Bar(f"epoch {at.epoch}", iteration.steps_left, "batches", lambda: account.stats().in_short))
         team.start()
         return iteration
 
@@ -191,6 +199,11 @@ class Loader:
         self.close()
 
     @property
+    def is_pinned(self) -> bool:
+        """Whether batches lie in memory that a device copies from by itself."""
+        return self._face.pin is not None
+
+    @property
     def added_bytes(self) -> int:
         """Memory of batches beyond those planned for, while the caller keeps batches."""
         return 0 if self._slots is None else (self._slots.count - self._slots.planned) * self.plan.batch_bytes
@@ -213,7 +226,10 @@ class Loader:
         return self._store.origin(row)
 
     def _new_account(self, epoch: int, times: ReaderTimes) -> "_Account":
-        return _Account(epoch, self.plan, Meter(self.held_before), times, self._slots, self._files_left_out)
+        return _Account(
+            epoch, self.plan, Meter(self.held_before), times, self._slots, self._files_left_out, self.request.threads,
+            self._codecs,
+        )  # fmt: skip
 
     def _identify(self, column: str, rows: np.ndarray) -> Any:
         if column == INDEX:
@@ -245,6 +261,8 @@ class _Account:
     times: ReaderTimes
     slots: Slots | None
     files_left_out: Sequence[str]
+    threads_wanted: int
+    codecs: str
 
     def stats(self) -> Stats:
         meter = self.meter
@@ -271,6 +289,11 @@ class _Account:
             left_out=tuple(meter.left_out),
             left_out_samples=meter.left_out_samples,
             files_left_out=self.files_left_out,
+            file_seconds=self.times.counted.file_seconds,
+            function_seconds=self.times.counted.function_seconds,
+            waited_for_first=meter.waited_for_first,
+            threads_wanted=self.threads_wanted,
+            codecs=self.codecs,
         )
 
 
@@ -285,6 +308,7 @@ class Iteration:
         self._next_start = self._next_delivery = 0
         self._row_bytes = row_bytes(readers.store.fields)
         self._why_ended = ""
+        self._bar: Bar | None = None
         self._shut_down = weakref.finalize(self, _shut_down, readers, face)
 
     def __iter__(self) -> "Iteration":
@@ -316,6 +340,7 @@ class Iteration:
             raise StateMismatch(self._why_ended)
         if self._next_delivery >= self._steps or not self._shut_down.alive:
             self._shut_down()
+            self._stop_showing(whole=self._next_delivery >= self._steps)
             raise StopIteration
         began = time.perf_counter()
         try:
@@ -328,11 +353,40 @@ class Iteration:
             batch = self._loader.shape(hand_over(), rows)
         except BaseException:
             self._shut_down()
+            self._stop_showing(whole=False)
             raise
         self._next_delivery += 1
         self._loader.delivered(self.position)
         self._meter.count(len(rows), len(rows) * self._row_bytes, time.perf_counter() - began)
+        if self._bar is not None:
+            self._bar.add(1)
         return batch, len(rows)
+
+    def show(self, bar: Bar) -> None:
+        """Say on this how far it is."""
+        self._bar = bar
+
+    def _stop_showing(self, *, whole: bool) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.close()
+            if whole:
+                bar.say(str(self._loader.stats()))
+
+    def pass_over(self) -> int:
+        """Let go of the batches that are ready, without waiting for any; how many samples they had."""
+        samples, readers = 0, self._readers
+        while self._next_start < self._steps:
+            batch = readers.get_if_ready(self._next_start)
+            if batch is None:
+                break
+            readers.slots.give_back(batch.slot)
+            if batch.error is not None:
+                raise batch.error
+            samples += len(batch.rows)
+            self._next_start += 1
+            self._next_delivery += 1
+        return samples
 
     def end(self, why: str) -> None:
         """End now; whoever asks for another batch is told why."""
@@ -340,6 +394,7 @@ class Iteration:
             self._why_ended = why
             self._started.clear()
             self._shut_down()
+            self._stop_showing(whole=False)
 
     def _start(self, *, wait: bool) -> bool:
         """Begin to deliver the next batch, if there is one and it is ready or worth waiting for."""

@@ -1,11 +1,13 @@
 """A caller's function over whole reads, whose output and appetite are known from a trial run."""
 
+import time
 import tracemalloc
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from penstock import tally
 from penstock.errors import PenstockError, SchemaMismatch, TransformFailed
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
@@ -67,8 +69,10 @@ class Mapped(Wrapper):
         return inputs
 
     def _call(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+        began = time.perf_counter()
         try:
             made = self.function(inputs)
+            tally.mine().function_seconds += time.perf_counter() - began
             if isinstance(made, Mapping):
                 return {name: np.asarray(values) for name, values in made.items()}
         except PenstockError:

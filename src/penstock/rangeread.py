@@ -4,6 +4,7 @@ Of rows of which only a part is wanted, the ranges worth reading are read: those
 gaps between them that cost less to read than another call would.
 """
 
+import time
 from itertools import repeat
 from math import prod
 
@@ -180,11 +181,16 @@ class Gathering:
         with self.files.lend(array.file, mapped=True) as handle:
             if self.cast is None and self.flat is None and coalesce.consecutive(at) and target.flags.c_contiguous:
                 goal = target[int(at[0]) : int(at[0]) + len(at)].reshape(len(at), -1).view(np.uint8)
-                self._gather(handle, rows, goal)
+                self._gather_timed(handle, rows, goal)
                 return
             for begin in range(0, len(rows), self.group):
                 group = slice(begin, begin + self.group)
                 self._through_scratch(handle, rows[group], at[group], target)
+
+    def _gather_timed(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
+        began = time.perf_counter()
+        self._gather(handle, rows, goal)
+        tally.mine().file_seconds += time.perf_counter() - began
 
     def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         """Rows as stored, one after another, into ``goal``: bytes, a row each."""
@@ -194,7 +200,7 @@ class Gathering:
         array, count = self.array, len(rows)
         wanted = count * prod(self.spec.shape)
         with borrow(count * array.row_bytes) as raw:
-            self._gather(handle, rows, raw.reshape(count, -1))
+            self._gather_timed(handle, rows, raw.reshape(count, -1))
             elements = raw.view(array.stored).reshape(count, -1)
             with borrow(0 if self.flat is None else wanted * array.stored.itemsize) as part:
                 if self.flat is not None:

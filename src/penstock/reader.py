@@ -18,7 +18,7 @@ import numpy as np
 from penstock import memory, stopping, tally
 from penstock.errors import DataError, SourceError, WorkerDied
 from penstock.pieces import WHOLE, Share
-from penstock.plan import Plan
+from penstock.planning import Plan
 from penstock.schedule import Batch, Epoch, Part, Read, reads
 from penstock.slots import Slots
 from penstock.store import Store, read_share

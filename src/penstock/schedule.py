@@ -12,7 +12,7 @@ import numpy as np
 from penstock.deal import Deal
 from penstock.order import PIECE, InWindows, Order
 from penstock.pieces import WHOLE, Share
-from penstock.plan import Plan
+from penstock.planning import Plan
 
 
 @dataclass

@@ -38,10 +38,19 @@ def parse_size(size: int | str, *, argument: str) -> int:
 
 def format_size(bytes_: int | float) -> str:
     """``305_000_000 -> "291 MiB"``: three digits are enough to compare by eye."""
+    return _formatted(bytes_, 1024, ("KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def format_decimal(bytes_: int | float) -> str:
+    """``305_000_000 -> "305 MB"``: as disks are sold, and as people multiply shapes in their heads."""
+    return _formatted(bytes_, 1000, ("kB", "MB", "GB", "TB", "PB"))
+
+
+def _formatted(bytes_: int | float, step: int, units: tuple[str, ...]) -> str:
     amount, unit = float(bytes_), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if abs(amount) < 1024:
+    for larger in units:
+        if abs(amount) < step:
             break
-        amount, unit = amount / 1024, larger
+        amount, unit = amount / step, larger
     digits = 0 if unit == "B" or abs(amount) >= 100 else 1 if abs(amount) >= 10 else 2
     return f"{amount:.{digits}f} {unit}"

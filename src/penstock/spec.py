@@ -81,6 +81,12 @@ class ReadPath:
     """What would let each row be read by itself; empty where it can be."""
     far: bool = False
     """Whether each read is a journey over the network, so that many at a time pay."""
+    epoch_bytes: int = -1
+    """What comes from the files when each block is read once, or each row where there are none; -1: all there is."""
+
+    def __post_init__(self) -> None:
+        if self.epoch_bytes < 0:
+            object.__setattr__(self, "epoch_bytes", self.stored_bytes)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.machine import held_bytes
-from penstock.sizes import format_size
+from penstock.sizes import MiB, format_size
 
 # How often memory is looked at; a look costs some 20 microseconds.
 MEMORY_EVERY_S = 0.02
@@ -13,6 +13,8 @@ MEMORY_EVERY_S = 0.02
 # Below this share of waiting there is nothing to gain from a faster loader.
 NEGLIGIBLE_WAIT = 0.05
 
+# Threads that are busy for more than this share of the time are what holds things up.
+BUSY = 0.7
 
 # So many samples that were left out are listed; all are counted.
 LISTED = 1000
@@ -70,6 +72,26 @@ class Stats:
     """How many there were in all."""
     files_left_out: Sequence[str] = ()
     """Why whole files are not in the dataset."""
+    file_seconds: float = 0.0
+    """Of the readers' busy time: in reads from files."""
+    function_seconds: float = 0.0
+    """Of the readers' busy time: in functions of your own (``Dataset.map``)."""
+    waited_for_first: float = 0.0
+    """Of the seconds waited for data: for the first batch."""
+    threads_wanted: int = 0
+    """Threads that would read if the budget allowed."""
+    codecs: str = ""
+    """What the data are stored through, where they are."""
+
+    @property
+    def decoding_seconds(self) -> float:
+        """The rest of the readers' busy time: decoding, converting, putting into place."""
+        return max(0.0, self.readers_busy - self.file_seconds - self.function_seconds)
+
+    @property
+    def samples_per_s_at_most(self) -> float:
+        """The rate at which the training loop would go if it never waited."""
+        return self.samples / max(1e-9, self.seconds - self.waited_for_data)
 
     @property
     def samples_per_s(self) -> float:
@@ -95,21 +117,46 @@ class Stats:
                 f"your training step takes {1 - waiting:.0%} of the time: data were ready when it asked, and there is "
                 f"nothing to gain here"
             )
-        busy = min(1.0, self.readers_busy / (self.seconds * self.threads))
-        if busy > 0.7:
+        busy = min(1.0, self.readers_busy / max(1e-9, self.seconds * self.threads))
+        threads = f"{self.threads} reading thread{'' if self.threads == 1 else 's'}"
+        waits = f"the training step waits {waiting:.0%} of the time for data"
+        if self.threads < self.threads_wanted:
             return (
-                f"the training step waits {waiting:.0%} of the time for reading and decoding, whose {self.threads} "
-                f"threads are {busy:.0%} busy: faster storage or codec, fewer fields or more cores would help"
+                f"{waits}: the budget of {format_size(self.budget_bytes)} leaves room for {threads} of "
+                f"{self.threads_wanted}; a larger one would let all read"
             )
-        way_out = (
-            "a larger memory budget would let them run further ahead"
-            if self.short_of_slots
-            else "reading keeps up on the whole, and the step asks for batches in bursts"
-        )
+        if busy > BUSY:
+            return f"{waits}: its {threads} {'is' if self.threads == 1 else 'are'} {busy:.0%} busy, {self._busy_with()}"
+        if self.short_of_slots:
+            return (
+                f"{waits} while its {threads} stand still {1 - busy:.0%} of it: a larger memory budget than "
+                f"{format_size(self.budget_bytes)} would let them run further ahead"
+            )
+        if self.waited_for_first > self.waited_for_data / 2:
+            return f"{waits}, most of it for the first batch: once that is there, reading keeps up"
         return (
-            f"the training step waits {waiting:.0%} of the time while the {self.threads} reading threads are only "
-            f"{busy:.0%} busy: {way_out}"
+            f"{waits} although its {threads} {'is' if self.threads == 1 else 'are'} only {busy:.0%} busy: reading "
+            f"keeps up on the whole, and the step asks for batches in bursts"
         )
+
+    @property
+    def in_short(self) -> str:
+        """``1,204 samples/s, mem 120/256 MiB, waited 3%``: what changes while it runs."""
+        memory = f"mem {max(0, self.peak_bytes) / MiB:,.0f}/{self.budget_bytes / MiB:,.0f} MiB"
+        return f"{self.samples_per_s:,.0f} samples/s, {memory}, waited {self.waiting_share:.0%}"
+
+    def _busy_with(self) -> str:
+        """What the readers' time goes into most, and what would help."""
+        through = f" ({self.codecs})" if self.codecs else ""
+        shares = {
+            "waiting for files: faster storage, a local copy or fewer fields would help": self.file_seconds,
+            "in your own function: what it does is what takes the time": self.function_seconds,
+            f"decoding and converting{through}: more cores, a quicker codec or fewer fields would help": (
+                self.decoding_seconds
+            ),
+        }
+        most = max(shares, key=lambda what: shares[what])
+        return f"{shares[most] / max(1e-9, self.readers_busy):.0%} of that {most}"
 
     def __str__(self) -> str:
         lost = ""
@@ -133,7 +180,7 @@ class Meter:
     def __init__(self, held_before: int) -> None:
         self.began = self.latest = time.perf_counter()
         self.batches = self.samples = self.bytes = 0
-        self.waited = 0.0
+        self.waited = self.waited_for_first = 0.0
         self.peak_bytes = 0
         self.left_out: list[LeftOut] = []
         self.left_out_samples = 0
@@ -147,6 +194,8 @@ class Meter:
         self.samples += samples
         self.bytes += bytes_
         self.waited += waited
+        if self.batches == 1:
+            self.waited_for_first = waited
         if self.latest >= self._next_look:
             self.look()
 
@@ -177,6 +226,7 @@ def together(parts: Mapping[str, Stats], meter: Meter) -> Stats:
         bytes=sum(part.bytes for part in each),
         seconds=meter.latest - meter.began,
         waited_for_data=meter.waited,
+        waited_for_first=meter.waited_for_first,
         readers_busy=sum(part.readers_busy for part in each),
         readers_waited=max(part.readers_waited for part in each),
         peak_bytes=meter.peak_bytes,
@@ -184,6 +234,9 @@ def together(parts: Mapping[str, Stats], meter: Meter) -> Stats:
         bytes_read=sum(part.bytes_read for part in each),
         chunks_read=sum(part.chunks_read for part in each),
         chunks_filled=sum(part.chunks_filled for part in each),
+        file_seconds=sum(part.file_seconds for part in each),
+        function_seconds=sum(part.function_seconds for part in each),
+        codecs=", ".join(dict.fromkeys(part.codecs for part in each if part.codecs)),
         left_out=left_out[:LISTED],
         left_out_samples=sum(part.left_out_samples for part in each),
         files_left_out=[why for part in each for why in part.files_left_out],

@@ -300,7 +300,8 @@ def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
         return ReadPath(name, reader.spec, rows, array.layout, how, stored_bytes=stored)
     wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
     read = reader.packed_bytes if isinstance(reader, PartReader) else array.row_bytes
-    return ReadPath(name, reader.spec, rows, "contiguous", how, 1, read / wanted, array.rows * array.row_bytes)
+    stored = array.rows * array.row_bytes
+    return ReadPath(name, reader.spec, rows, "contiguous", how, 1, read / wanted, stored, epoch_bytes=array.rows * read)
 
 
 def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> ReadPath:
@@ -318,7 +319,8 @@ def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> Read
     if isinstance(reader, SmallChunks):
         how += ", neighbouring chunks together"
     remedy = array.remedy if several else ""
+    stored = array.table.stored_bytes
     return ReadPath(
-        name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, array.table.stored_bytes,
-        array.table.missing, remedy,
+        name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, stored, array.table.missing,
+        remedy, epoch_bytes=reader.epoch_bytes,
     )  # fmt: skip

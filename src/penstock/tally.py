@@ -14,6 +14,10 @@ class Tally:
     """Chunks read and decoded, each as often as it was."""
     chunks_filled: int = 0
     """Chunks that were never written and read as the fill value."""
+    file_seconds: float = 0.0
+    """Waiting for files: for the disk, the network, or the page cache's copy."""
+    function_seconds: float = 0.0
+    """In functions of the caller's own."""
 
     def add(self, other: "Tally") -> None:
         """Take over another's counts."""

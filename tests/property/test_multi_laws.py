@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.interleave import Interleaved
 from penstock.jointplan import make_joint_plan
 from penstock.order import BlockShuffled, InBlocks, InOrder, Shuffled, repeated
-from penstock.plan import Request, make_plan
+from penstock.planning import Request, make_plan
 from penstock.slots import slot_bytes
 from penstock.spec import FieldSpec
 

@@ -39,7 +39,7 @@ def damaged(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tu
     """Two files; a chunk of the second cannot be read."""
     rows, shared_out = request.param
     if shared_out:
-        monkeypatch.setattr("penstock.plan.SHARE_ABOVE_BYTES", 0)
+        monkeypatch.setattr("penstock.planning.SHARE_ABOVE_BYTES", 0)
     for session in range(2):
         write(tmp_path / f"session{session}.h5", session * ROWS, rows)
     damage(tmp_path / "session1.h5", 3)

@@ -12,7 +12,7 @@ import pytest
 from penstock.deal import Deal
 from penstock.errors import ConfigError
 from penstock.order import SMALL_SET, BlockShuffled, InOrder, Order, Resampled, Shuffled, permutation
-from penstock.plan import Request, make_plan
+from penstock.planning import Request, make_plan
 from penstock.spec import FieldSpec
 
 BILLION = 10**9

@@ -23,7 +23,7 @@ def ds(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ps.Data
     """Three files of chunks of five rows, in four pieces each; ``betas[row] == row`` everywhere."""
     monkeypatch.setattr(chunkread, "GROUP_BELOW_BYTES", 2**20 if request.param == "in groups" else 0)
     if request.param == "shared out":
-        monkeypatch.setattr("penstock.plan.SHARE_ABOVE_BYTES", 0)
+        monkeypatch.setattr("penstock.planning.SHARE_ABOVE_BYTES", 0)
     for session in range(SESSIONS):
         rows = np.arange(session * ROWS_EACH, (session + 1) * ROWS_EACH, dtype=np.int16)
         with h5py.File(tmp_path / f"session{session}.h5", "w") as file:

@@ -3,18 +3,62 @@
 import argparse
 
 import penstock
+from penstock.cli.progress import Progress
+from penstock.verification import verify
+
+EXAMPLES = """examples:
+  penstock inspect "betas_session*.hdf5"
+      fields, layout, compression, and how each will be read; reads no data
+
+  penstock inspect "train-{000..017}.tar" --skip
+      go on where a file cannot be opened, and list those at the end
+
+  penstock inspect "betas_session*.hdf5" --deep
+      read and decode every chunk or member, and list what cannot be read
+
+exit codes: 0 all well; 1 something had to be left out or cannot be read; 2 nothing can be said (no such file, say)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A path or several, and which of their fields."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
     parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "betas_session*.hdf5"')
     parser.add_argument("--fields", nargs="+", metavar="NAME", help="these fields only")
     parser.add_argument("--skip", action="store_true", help="go on where a file cannot be opened, and say which")
+    parser.add_argument("--deep", action="store_true", help="read every chunk or member, and list what cannot be read")
+    parser.add_argument("--memory", metavar="SIZE", help="the most that --deep may hold; little, if left out")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found; 1 if something had to be left out."""
     path = args.path[0] if len(args.path) == 1 else args.path
-    found = penstock.inspect(path, fields=args.fields, on_error="skip" if args.skip else "raise")
-    print(found)
-    return 1 if found.left_out else 0
+    ds = penstock.open(path, fields=args.fields, on_error="skip" if args.skip or args.deep else "raise")
+    found = penstock.inspect(ds)
+    print(found, flush=True)
+    unreadable = _read_all(ds, args.memory) if args.deep else 0
+    return 1 if found.left_out or unreadable else 0
+
+
+def _read_all(ds: penstock.Dataset, memory: str | None) -> int:
+    """Read everything, list what cannot be read; how many values that is."""
+    values, unreadable = len(ds) * len(ds.fields), 0
+
+    def note() -> str:
+        return f"{unreadable:,} cannot be read" if unreadable else ""
+
+    with Progress("reading", values, "values", note) as progress:
+
+        def go_on(more: int, bad: int) -> None:
+            nonlocal unreadable
+            unreadable = bad
+            progress.add(more)
+
+        verdict = verify(ds, memory=memory, progress=go_on)
+    for fault in verdict.faults:
+        print(f"cannot be read: {fault}")
+    if verdict.filled:
+        print(f"never written: {verdict.filled:,} chunks, which stand for their fill value")
+    wrong = f"{verdict.unreadable:,} cannot be read" if verdict.unreadable else "all can be read"
+    print(f"verified: {values:,} values (a field of a sample each), {wrong}")
+    return verdict.unreadable

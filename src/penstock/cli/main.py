@@ -3,11 +3,13 @@
 A command is a module of this package, listed in ``COMMANDS``, with two functions: ``add_arguments(parser)`` and
 ``run(args) -> int``, the exit code. Only the command that was asked for is imported, so that ``--help`` stays quick.
 
-Exit codes: 0 done; 1 the command itself found something wrong; 2 it could not be done as asked; 130 interrupted.
+Exit codes: 0 done; 1 the command itself found something wrong; 2 it could not be done as asked; 130 interrupted; 141
+nobody read on (``| head``).
 """
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,12 +18,15 @@ from penstock.errors import PenstockError
 
 COMMANDS = {
     "inspect": "what is in files: fields, layout, and how each will be read",
+    "plan": "what training from files would take: memory, bytes, time; and what other loaders would",
+    "bench": "run the loader as it would train: rate, memory, waits, the bottleneck; beside others",
     "nsd": "the Natural Scenes Dataset: synthesize one, or prepare yours for training",
     "demo": "make a small dataset, train from it inside a memory budget, and compare with torch's DataLoader",
 }
 
 UNDOABLE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+UNREAD = 141  # 128 + SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     args = _parser(given).parse_args(given)
     try:
-        return int(importlib.import_module(f"penstock.cli.{args.command}").run(args))
+        code = int(importlib.import_module(f"penstock.cli.{args.command}").run(args))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read the output has enough; what is left in the buffer must go somewhere when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     except PenstockError as error:
         print(f"penstock {args.command}: {error}", file=sys.stderr)
         return UNDOABLE

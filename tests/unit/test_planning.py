@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import BudgetExceeded
-from penstock.plan import BASE_BYTES, THREAD_BYTES, Request, make_plan
+from penstock.planning import BASE_BYTES, THREAD_BYTES, Request, make_plan
 from penstock.sizes import format_size
 from penstock.slots import Slots, slot_bytes
 from penstock.spec import FieldSpec

@@ -1,0 +1,62 @@
+"""How fast this disk and these codecs are: a loader's own threads read for a moment, and nobody waits for them.
+
+What they read in the first half goes into fresh memory, which costs as much again, so the second half is counted.
+"""
+
+import time
+from dataclasses import dataclass
+
+from penstock.loader import Loader
+from penstock.reader import Team
+
+LOOK_EVERY_S = 0.002
+
+# Where nothing at all came within the time given, wait for something, but not forever: a slow network, large chunks.
+WAIT_AT_MOST_S = 5.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was read in how long."""
+
+    seconds: float
+    samples: int
+    """In batches that were whole by then."""
+    bytes_read: int
+    whole_epoch: bool
+
+    def epoch_seconds(self, samples: int, bytes_read: int) -> float | None:
+        """How long an epoch of so many samples, or bytes of files, would take at this rate; None if nothing came."""
+        if self.bytes_read and bytes_read:
+            return bytes_read * self.seconds / self.bytes_read
+        return samples * self.seconds / self.samples if self.samples else None
+
+
+def try_out(loader: Loader, seconds: float) -> Trial:
+    """Read for about so long with a loader that is used for nothing else."""
+    team = Team(loader.plan.threads)
+    iteration = loader.begin(0, 0, team)
+    began = time.perf_counter()
+    team.start()
+    looks = [(0.0, 0, 0)]
+    try:
+        samples = 0
+        while iteration.steps_left:
+            samples += iteration.pass_over()
+            looks.append((time.perf_counter() - began, samples, loader.stats().bytes_read))
+            passed = looks[-1][0]
+            if passed > seconds and (looks[-1][1:] != (0, 0) or passed > WAIT_AT_MOST_S):
+                break
+            time.sleep(LOOK_EVERY_S)
+        whole = not iteration.steps_left
+    finally:
+        iteration.end("the trial is over")
+    return _summed_up(looks, whole)
+
+
+def _summed_up(looks: list[tuple[float, int, int]], whole: bool) -> Trial:
+    end = looks[-1]
+    begin = next(look for look in looks if look[0] >= end[0] / 2)
+    if whole or not (end[2] > begin[2] > 0 or end[1] > begin[1] > 0):
+        begin = looks[0]
+    return Trial(end[0] - begin[0], end[1] - begin[1], end[2] - begin[2], whole)

@@ -1,0 +1,177 @@
+"""``penstock bench``: numbers that are measured, a page that stands by itself, and mistakes in one line."""
+
+import json
+import tarfile
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import h5py
+import numpy as np
+import pytest
+
+from penstock.cli.bench_report import page
+from penstock.cli.main import main
+
+ROWS = 60
+
+# Newer Pythons warn of forking beside threads, torch of more workers than cores, webdataset leaves files open.
+loaders_may_warn = pytest.mark.filterwarnings(
+    "ignore:This process", "ignore:This DataLoader", "ignore::ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)  # fmt: skip
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> str:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["betas"] = np.zeros((ROWS, 6, 5, 4), np.int16)
+        file["label"] = np.arange(ROWS)
+    return str(tmp_path / "a.h5")
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> str:
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        for number in range(ROWS):
+            written = BytesIO()
+            np.save(written, np.full(50, number))
+            member = tarfile.TarInfo(f"{number:04d}.vox.npy")
+            member.size = len(written.getvalue())
+            file.addfile(member, BytesIO(written.getvalue()))
+    return str(tmp_path / "a.tar")
+
+
+def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["bench", *arguments, "--batch-size", "8", "--memory", "64MiB", "--json"]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def test_an_epoch_and_what_held_it_up(session: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", session, "--batch-size", "8", "--memory", "64MiB", "--step", "20"]) == 0
+    out, err = capsys.readouterr()
+    assert "What holds it up: " in out
+    assert "of a budget of 64.0 MiB" in out
+    assert "penstock: 100%" in err
+
+
+def test_numbers(session: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = bench(capsys, session)
+    assert told["bytes_read"] == ROWS * 248
+    (ours,) = told["runs"]
+    assert (ours["name"], ours["samples"]) == ("penstock", ROWS)
+    assert 0 <= ours["peak_bytes"] <= told["budget_bytes"] == 64 * 2**20
+    assert ours["samples_per_s"] == pytest.approx(ROWS / ours["seconds"])
+
+
+def test_it_ends_in_time(session: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = bench(capsys, session, "--step", "50", "--seconds", "0.01")
+    assert told["runs"][0]["samples"] < ROWS
+
+
+@loaders_may_warn
+@pytest.mark.parametrize("masked", [False, True])
+def test_against_dataloader(session: str, tmp_path: Path, masked: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "m.npy", np.ones((6, 5, 4), bool))
+    told = bench(
+        capsys, session, "--against", "torch", "--workers", "0", *(["--mask", str(tmp_path / "m.npy")] * masked)
+    )
+    names = [run["name"] for run in told["runs"]]
+    assert names == ["penstock", f"DataLoader over {'ds[i]' if masked else 'h5py'}, 0 workers"]
+    assert [run["samples"] for run in told["runs"]] == [ROWS, ROWS]
+
+
+@loaders_may_warn
+def test_against_webdataset(shard: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = bench(capsys, shard, "--against", "torch,webdataset", "--workers", "1", "--shuffle-buffer", "9")
+    assert [run["samples"] for run in told["runs"]] == [ROWS, ROWS, ROWS]
+    assert told["runs"][2]["name"] == "WebDataset, 1 workers, shuffle(9)"
+
+
+class Links(HTMLParser):
+    """What a page would fetch or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href", "srcset", "data", "onload")]
+        if tag in ("script", "link", "iframe", "img", "object"):
+            self.found.append(tag)
+
+
+TOLD = {
+    "budget_bytes": 1000, "planned_bytes": 900, "bottleneck": "a < b & c", "bytes_read": 5, "threads": 2,
+    "stages": {"files": 1.0, "decoding": 0.0}, "samples_per_s_if_never_waiting": 3.0,
+    "samples_per_s_of_reading_alone": 4.0,
+    "runs": [
+        {"name": "penstock", "samples_per_s": 9.0, "peak_bytes": 800, "waited": 0.1, "seconds": 2.0,
+         "memory": [(1.0, 500), (2.0, 800)]},
+        {"name": "<other>", "samples_per_s": 3.0, "peak_bytes": 2000, "waited": 1.0, "seconds": 3.0,
+         "memory": [(1.0, 2000), (3.0, 100)]},
+    ],
+}  # fmt: skip
+
+
+def test_a_page_needs_nothing_else_and_is_well_formed() -> None:
+    written = page(TOLD)
+    links = Links()
+    links.feed(written)
+    assert links.found == []
+    assert not any(word in written for word in ("http", "@import", "url("))
+    assert ElementTree.fromstring(written.partition("\n")[2]).tag == "html"
+    assert 'name="viewport"' in written
+    assert "prefers-color-scheme: dark" in written
+    assert "a &lt; b &amp; c" in written
+    assert "&lt;other&gt;" in written
+
+
+def drawn(told: dict[str, Any], kind: str, which: str) -> list[ElementTree.Element]:
+    tree = ElementTree.fromstring(page(told).partition("\n")[2])
+    return [each for each in tree.iter(kind) if each.get("class") == which]
+
+
+def test_curves_stay_in_the_picture_and_the_budget_is_drawn_where_it_is() -> None:
+    curves = drawn(TOLD, "polyline", "memory")
+    points = [[tuple(map(float, point.split(","))) for point in curve.attrib["points"].split()] for curve in curves]
+    assert [len(curve) for curve in points] == [3, 3]
+    for curve in points:
+        assert all(70 <= x <= 630 and 14 <= y <= 230 for x, y in curve)
+    (budget,) = drawn(TOLD, "line", "budget")
+    half = float(budget.attrib["y1"])
+    highest, lowest = points[1][1][1], points[1][0][1]
+    assert half == pytest.approx((highest + lowest) / 2, abs=0.2), "1000 is half of 2000"
+
+
+def test_a_budget_far_above_is_told_not_drawn() -> None:
+    far = {**TOLD, "budget_bytes": 10**6}
+    assert drawn(far, "line", "budget") == []
+    assert "is far above" in page(far)
+
+
+def test_html_is_written(session: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench(capsys, session, "--html", str(tmp_path / "report.html"))
+    assert ElementTree.fromstring((tmp_path / "report.html").read_text().partition("\n")[2]).tag == "html"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["gone.h5"], "no such file"),
+        (["{}", "--against", "nobody"], "expected some of torch, webdataset"),
+        (["{}", "--against", "webdataset"], "reads tar shards"),
+        (["{}", "--memory", "1MiB"], "the smallest that works is"),
+        (["{}", "--columns", "nothing"], "no field 'nothing'"),
+        (["{}", "--html", "/no/such/folder/report.html"], "--html"),
+    ],
+)
+def test_mistakes(arguments: list[str], told: str, session: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *(argument.format(session) for argument in arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert told in err
+    assert out == ""
+    assert "Traceback" not in err

@@ -1,0 +1,132 @@
+"""What holds a loader up, told right where it is known: each situation is made, not found."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.chunkread import _Decoding
+from penstock.fileio import Handle
+from penstock.stats import Meter, Stats, together
+
+ROWS = 24
+SLOW_S = 0.01
+
+
+@pytest.fixture(autouse=True)
+def one_read_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there are many reads, and starting up does not count."""
+    monkeypatch.setattr("penstock.planning.JOIN_BELOW_BYTES", 0)
+
+
+@pytest.fixture
+def gzipped(tmp_path: Path) -> ps.Dataset:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        values = np.arange(ROWS * 20_000, dtype=np.int32).reshape(ROWS, 20_000)
+        file.create_dataset("betas", data=values, chunks=(1, 20_000), compression="gzip", shuffle=True)
+    return ps.open(tmp_path / "a.h5")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> ps.Dataset:
+    np.save(tmp_path / "a.npy", np.zeros((ROWS, 20_000), np.int32))
+    return ps.open(tmp_path / "a.npy")
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    quick = getattr(owner, name)
+
+    def later(*args: Any, **options: Any) -> Any:
+        time.sleep(SLOW_S)
+        return quick(*args, **options)
+
+    monkeypatch.setattr(owner, name, later)
+
+
+def epoch(ds: ps.Dataset, step_s: float = 0, **options: Any) -> Stats:
+    given = {"batch_size": 2, "memory": "64MiB", "threads": 2, "output": "numpy", **options}
+    with ps.Loader(ds, **given) as loader:
+        for _ in loader:
+            time.sleep(step_s)
+        return loader.stats()
+
+
+def test_slow_storage(plain: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch, Handle, "_fill")
+    stats = epoch(plain)
+    assert "waiting for files: faster storage" in stats.bottleneck
+    assert stats.file_seconds > stats.decoding_seconds
+    assert stats.file_seconds >= len(range(0, ROWS, 2)) * SLOW_S
+
+
+def test_slow_codec(gzipped: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch, _Decoding, "_decode")
+    stats = epoch(gzipped)
+    assert "decoding and converting (shuffle, deflate): more cores, a quicker codec" in stats.bottleneck
+    assert stats.decoding_seconds >= ROWS * SLOW_S
+
+
+def test_slow_function(plain: ps.Dataset) -> None:
+    def slowly(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        time.sleep(SLOW_S)
+        return arrays
+
+    stats = epoch(plain.map(slowly))
+    assert "in your own function" in stats.bottleneck
+    assert stats.function_seconds >= len(range(0, ROWS, 2)) * SLOW_S
+
+
+def test_slow_training_step(plain: ps.Dataset) -> None:
+    stats = epoch(plain, step_s=3 * SLOW_S, batch_size=1)
+    assert "your training step takes 9" in stats.bottleneck or "your training step takes 100%" in stats.bottleneck
+    assert stats.samples_per_s_at_most == pytest.approx(stats.samples_per_s, rel=0.1)
+
+
+def test_starving_budget(plain: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch, Handle, "_fill")
+    with ps.Loader(plain, batch_size=8, memory="64MiB", threads=8, output="numpy") as ample:
+        smallest = ample.plan.smallest_bytes
+    stats = epoch(plain, batch_size=8, threads=8, memory=smallest)
+    assert "leaves room for 1 reading thread of 8; a larger one would let all read" in stats.bottleneck
+
+
+def told(**changed: Any) -> Stats:
+    usual = {
+        "epoch": 0, "batches": 9, "samples": 90, "bytes": 900, "seconds": 10.0, "waited_for_data": 5.0,
+        "readers_busy": 4.0, "readers_waited": 3.0, "threads": 2, "short_of_slots": False, "peak_bytes": 1,
+        "planned_bytes": 1, "budget_bytes": 2**20, "kept_batches": 0, "threads_wanted": 2,
+    }  # fmt: skip
+    return Stats(**{**usual, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"batches": 0}, "nothing was read yet"),
+        ({"waited_for_data": 0.1}, "your training step takes 99% of the time"),
+        ({}, "waits 50% of the time for data although its 2 reading threads are only 20% busy"),
+        ({"waited_for_first": 4.0}, "most of it for the first batch: once that is there, reading keeps up"),
+        ({"short_of_slots": True}, "a larger memory budget than 1.00 MiB would let them run further ahead"),
+        ({"threads": 1, "threads_wanted": 4, "readers_busy": 9.0}, "1 reading thread of 4"),
+        ({"readers_busy": 18.0, "file_seconds": 16.0}, "90% busy, 89% of that waiting for files"),
+        ({"readers_busy": 18.0, "function_seconds": 12.0}, "67% of that in your own function"),
+        ({"readers_busy": 18.0, "codecs": "zstd"}, "100% of that decoding and converting (zstd)"),
+        ({"threads": 1, "threads_wanted": 1, "readers_busy": 9.0}, "1 reading thread is 90% busy"),
+    ],
+)
+def test_sentences(changed: dict[str, Any], said: str) -> None:
+    assert said in told(**changed).bottleneck
+
+
+def test_the_rate_without_waiting() -> None:
+    assert told().samples_per_s_at_most == 18
+
+
+def test_several_datasets_together() -> None:
+    parts = {"one": told(file_seconds=1.0, codecs="zstd"), "two": told(function_seconds=2.0, codecs="zstd")}
+    whole = together(parts, Meter(0))
+    assert (whole.file_seconds, whole.function_seconds, whole.codecs) == (1.0, 2.0, "zstd")
