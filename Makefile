@@ -10,7 +10,7 @@ demo: $(VENV)/.ready
 	$(BIN)/penstock demo
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist worksteal --quiet
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -128,6 +128,22 @@ class ChunkTable(Protocol):
         """Offsets, lengths, and masks of the codecs left out (None where none was)."""
 
 
+# Tables are summed up so many chunks at a time: a file may have a million, and each thread may meet one.
+_AT_ONCE = 1 << 14
+
+
+def _missing_and_end(offsets: np.ndarray, lengths: np.ndarray | int) -> tuple[int, int]:
+    """How many chunks were never written, and the byte after the last one of any."""
+    missing, end, places = 0, 0, offsets.reshape(-1)
+    sizes = lengths.reshape(-1) if isinstance(lengths, np.ndarray) else None
+    for first in range(0, len(places), _AT_ONCE):
+        some = places[first : first + _AT_ONCE]
+        missing += int(np.count_nonzero(some == NEVER_WRITTEN))
+        ends = some + (lengths if sizes is None else sizes[first : first + _AT_ONCE])
+        end = max(end, int(ends.max()))
+    return missing, end
+
+
 class KnownTable:
     """A table in memory: 8 bytes a chunk, 12 where stored lengths differ, more only where codecs were left out."""
 
@@ -136,8 +152,7 @@ class KnownTable:
     def __init__(self, offsets: np.ndarray, lengths: np.ndarray | int, skipped: np.ndarray | None = None) -> None:
         self.shape: tuple[int, int] = offsets.shape
         self.offsets, self.lengths, self.skipped = offsets, lengths, skipped
-        self.missing = int(np.count_nonzero(offsets == NEVER_WRITTEN))
-        self.end = int((offsets + lengths).max(initial=0))
+        self.missing, self.end = _missing_and_end(offsets, lengths)
         self.some_skipped = skipped is not None
         if isinstance(lengths, np.ndarray):
             self.longest, self.stored_bytes = int(lengths.max(initial=0)), int(lengths.sum(dtype=np.int64))

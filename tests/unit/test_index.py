@@ -551,3 +551,16 @@ def test_chunks_never_written_and_filters_left_out_survive(small, tmp_path, fold
 
 def _rows(table):
     return [table.find(block, slice(None)) for block in range(table.shape[0])]
+
+
+def test_summing_up_a_large_table_takes_little_memory():
+    import tracemalloc
+
+    offsets = np.arange(1_000_000).reshape(1, -1) * 100
+    offsets[0, 7] = -1
+    tracemalloc.start()
+    table = KnownTable(offsets, 90)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (table.missing, table.end) == (1, 99_999_990)
+    assert peak < 1_000_000
