@@ -373,11 +373,11 @@ class Iteration:
             if whole:
                 bar.say(str(self._loader.stats()))
 
-    def pass_over(self) -> int:
-        """Let go of the batches that are ready, without waiting for any; how many samples they had."""
+    def pass_over(self, wait_s: float) -> int:
+        """Let go of the batches that are ready, waiting no longer than that for one; how many samples they had."""
         samples, readers = 0, self._readers
         while self._next_start < self._steps:
-            batch = readers.get_if_ready(self._next_start)
+            batch = readers.get_if_ready(self._next_start, 0 if samples else wait_s)
             if batch is None:
                 break
             readers.slots.give_back(batch.slot)

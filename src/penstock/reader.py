@@ -152,11 +152,11 @@ class Readers:
             self._receive(self._done.get())
         return self._hand_over(step)
 
-    def get_if_ready(self, step: int) -> Batch | None:
-        """The same without waiting."""
+    def get_if_ready(self, step: int, wait_s: float = 0) -> Batch | None:
+        """The same without waiting, or without waiting longer than that for anything to be done."""
         try:
             while step not in self._ready:
-                self._receive(self._done.get_nowait())
+                self._receive(self._done.get(timeout=wait_s) if wait_s else self._done.get_nowait())
         except Empty:
             return None
         return self._hand_over(step)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.loader import Loader
 from penstock.reader import Team
 
-LOOK_EVERY_S = 0.002
+LOOK_EVERY_S = 0.02
 
 # Where nothing at all came within the time given, wait for something, but not forever: a slow network, large chunks.
 WAIT_AT_MOST_S = 5.0
@@ -23,7 +23,8 @@ class Trial:
     samples: int
     """In batches that were whole by then."""
     bytes_read: int
-    whole_epoch: bool
+    epoch_bytes: int | None = None
+    """What the whole epoch read, where the time was enough for it."""
 
     def epoch_seconds(self, samples: int, bytes_read: int) -> float | None:
         """How long an epoch of so many samples, or bytes of files, would take at this rate; None if nothing came."""
@@ -42,21 +43,21 @@ def try_out(loader: Loader, seconds: float) -> Trial:
     try:
         samples = 0
         while iteration.steps_left:
-            samples += iteration.pass_over()
+            samples += iteration.pass_over(LOOK_EVERY_S)
             looks.append((time.perf_counter() - began, samples, loader.stats().bytes_read))
             passed = looks[-1][0]
             if passed > seconds and (looks[-1][1:] != (0, 0) or passed > WAIT_AT_MOST_S):
                 break
-            time.sleep(LOOK_EVERY_S)
         whole = not iteration.steps_left
     finally:
         iteration.end("the trial is over")
-    return _summed_up(looks, whole)
+    return _second_half(looks, looks[-1][2] if whole else None)
 
 
-def _summed_up(looks: list[tuple[float, int, int]], whole: bool) -> Trial:
+def _second_half(looks: list[tuple[float, int, int]], epoch_bytes: int | None) -> Trial:
+    """Seconds, samples and bytes of the second half; of all of it where that holds nothing."""
     end = looks[-1]
     begin = next(look for look in looks if look[0] >= end[0] / 2)
-    if whole or not (end[2] > begin[2] > 0 or end[1] > begin[1] > 0):
+    if end[1] == begin[1] or (end[2] and end[2] == begin[2]):
         begin = looks[0]
-    return Trial(end[0] - begin[0], end[1] - begin[1], end[2] - begin[2], whole)
+    return Trial(end[0] - begin[0], end[1] - begin[1], end[2] - begin[2], epoch_bytes)
