@@ -15,6 +15,9 @@ from penstock.sizes import KiB
 from penstock.spec import Cast
 from penstock.within import Within
 
+# Below so many rows, numpy's calls take longer than a system call each.
+WORTH_GATHERING = 4
+
 # Copied at a time by way of memory that numpy takes: it stays in the core's cache.
 PIECE_BYTES = 256 * KiB
 
@@ -43,12 +46,12 @@ class GatherMembers(Gathering):
         return max(super().scratch_bytes(rows) + taken, self._one_by_one.scratch_bytes(rows))
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        if self._alike(rows):
+        if len(rows) >= WORTH_GATHERING and self._alike(rows):
             mine = tally.mine()
             mine.chunks_read += len(rows)
             mine.bytes_read += len(rows) * len(self.head)
             super().read(rows, at, target)
-        else:  # some is not there, or not as the first is: that is found out, and told, one by one
+        else:  # few, or some is not there or not as the first is: that is found out, and told, one by one
             self._one_by_one.read(rows, at, target)
 
     def _alike(self, rows: np.ndarray) -> bool:
