@@ -344,6 +344,14 @@ class Joined:
         return Joined({name: inside(each) for name, each in self.parts.items()})
 
 
+def side_by_side(stores: Sequence[Store], names: Sequence[str]) -> Store:
+    """The fields of stores that have the same rows, in this order."""
+    if len(stores) == 1:
+        return stores[0]
+    parts = (Part(store, None, {name: name for name in store.fields}) for store in stores)
+    return Joined({str(number): part for number, part in enumerate(parts)}).choosing(list(names))
+
+
 def _position(row: int | None, rows: range | np.ndarray | None) -> int | None:
     """Where a row of the store below first comes among ``rows``; None stands for no row, and for all of them."""
     if row is None or rows is None:

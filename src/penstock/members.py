@@ -345,11 +345,6 @@ def is_known(name: str, wanted: Wanted | None = None) -> bool:
     )
 
 
-def is_picture(kind: Kind) -> bool:
-    """Whether it may be fitted to a size."""
-    return isinstance(kind, Picture)
-
-
 # What a function of the caller's may make of a byte, where it makes neither an array nor a number.
 VALUE_GROWTH = 40
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-CHILD = Path(__file__).with_name("tar_child.py")
+CHILD = Path(__file__).with_name("files_child.py")
 MIB = 2**20
 SIZE = (425, 425, 3)
 VOLUME = (150, 150, 100)  # 9 MB in singles
@@ -99,7 +99,7 @@ def shaped(rng: np.random.Generator, size: tuple[int, int]) -> bytes:
 
 
 def run(folder: Path, shards: str, **job: Any) -> dict[str, int]:
-    job |= {"shards": str(folder / f"{shards}-*.tar")}
+    job |= {"path": str(folder / f"{shards}-*.tar")}
     done = subprocess.run([sys.executable, CHILD, json.dumps(job)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

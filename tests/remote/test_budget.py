@@ -14,8 +14,8 @@ MIB = 2**20
 BUDGET = Path(__file__).resolve().parents[1] / "budget"
 
 # Libraries are loaded before the first look, as in a program that trains.
-CHILD = "import json, sys, penstock.remote; sys.path.insert(0, sys.argv[1]); import tar_child; "
-CHILD += "tar_child.main(json.loads(sys.argv[2]))"
+CHILD = "import json, sys, penstock.remote; sys.path.insert(0, sys.argv[1]); import files_child; "
+CHILD += "files_child.main(json.loads(sys.argv[2]))"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def volumes(server):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("memory", [None, 40 * MIB])
 def test_the_budget_holds(volumes, memory):
-    job = {"shards": volumes, "batch_size": 8, "memory": memory, "threads": "auto"}
+    job = {"path": volumes, "batch_size": 8, "memory": memory, "threads": "auto"}
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(BUDGET), json.dumps(job)], capture_output=True, text=True, timeout=100
     )

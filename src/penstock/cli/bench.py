@@ -16,8 +16,8 @@ import penstock
 from penstock.cli.bench_contenders import CONTENDERS, Job
 from penstock.cli.bench_report import page
 from penstock.cli.demo_training import Watch
-from penstock.cli.plan import count, masked, none_or_more
 from penstock.cli.progress import Progress
+from penstock.cli.training_arguments import add_training_arguments, count, none_or_more, opened
 from penstock.errors import ConfigError
 from penstock.loader import memory_limit
 from penstock.sizes import format_size
@@ -40,14 +40,7 @@ LOOK_EVERY_S = 0.05
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, how they would be trained from, and what to compare with."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
-    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "betas_session*.hdf5"')
-    parser.add_argument("--batch-size", type=count, default=32, metavar="N", help="samples a batch (%(default)s)")
-    parser.add_argument("--memory", metavar="SIZE", help="the budget, as 2GiB or 1.5GB; else a quarter of what is free")
-    parser.add_argument("--columns", nargs="+", metavar="NAME", help="these fields only")
-    parser.add_argument("--mask", metavar="FILE", help=".npy of booleans: the part of each row that is wanted")
-    parser.add_argument("--threads", type=count, metavar="N", help="reading threads at most; else one a core")
+    add_training_arguments(parser, EXAMPLES, files="+")
     parser.add_argument(
         "--step", type=float, default=0, metavar="MS", help="a training step takes so long (%(default)s)"
     )
@@ -82,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
     for name in others:
         if name not in CONTENDERS:
             raise ConfigError(f"--against {name}: expected some of {', '.join(CONTENDERS)}, with commas between")
-    ds = penstock.open(args.path[0] if len(args.path) == 1 else args.path)
-    ds = ds if args.mask is None else masked(ds, args.mask)
+    ds = opened(args)
     limit, _ = memory_limit(args.memory)
     job = Job(
         ds, tuple(args.columns or ds.fields), args.batch_size, args.workers, args.shuffle_buffer, args.mask is None

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import penstock
+from penstock.cli.training_arguments import add_training_arguments, count, none_or_more, opened
 from penstock.errors import ConfigError
 from penstock.rivals import Habits
 
@@ -29,16 +30,9 @@ exit codes: 0 told; 2 it cannot be done as asked (memory too little: the smalles
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files or shapes, and how they would be trained from."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
-    parser.add_argument("path", nargs="*", help='files, or a pattern in quotes: "betas_session*.hdf5"')
-    parser.add_argument("--batch-size", type=count, default=32, metavar="N", help="samples a batch (%(default)s)")
-    parser.add_argument("--memory", metavar="SIZE", help="the budget, as 2GiB or 1.5GB; else a quarter of what is free")
-    parser.add_argument("--columns", nargs="+", metavar="NAME", help="these fields only")
-    parser.add_argument("--mask", metavar="FILE", help=".npy of booleans: the part of each row that is wanted")
+    add_training_arguments(parser, EXAMPLES, files="*")
     parser.add_argument("--no-shuffle", action="store_true", help="read in order")
     parser.add_argument("--window", metavar="SIZE", help="where rows come in blocks: how much is mixed together")
-    parser.add_argument("--threads", type=count, metavar="N", help="reading threads at most; else one a core")
     parser.add_argument("--device", help="plan for batches that are copied to this device: cuda")
     parser.add_argument("--world", type=count, metavar="N", help="ranks that share an epoch")
     parser.add_argument("--workers", type=none_or_more, default=4, metavar="N", help="of other loaders (%(default)s)")
@@ -62,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.path) == (args.shape is not None):
         raise ConfigError("name files, or a --shape, and not both; --help has examples")
     told = penstock.plan(
-        _source(args) if args.path else _shapes(args),
+        opened(args) if args.path else _shapes(args),
         batch_size=args.batch_size,
         files=args.files,
         habits=Habits(args.workers, args.shuffle_buffer),
@@ -91,41 +85,6 @@ def _shapes(args: argparse.Namespace) -> dict[str, tuple[tuple[int, ...], str]]:
         )
     rows = args.shape[0]
     return {"data": (args.shape, args.dtype), **{name: ((rows, *shape), dtype) for name, dtype, shape in args.others}}
-
-
-def _source(args: argparse.Namespace) -> Any:
-    ds = penstock.open(args.path[0] if len(args.path) == 1 else args.path)
-    return ds if args.mask is None else masked(ds, args.mask)
-
-
-def masked(ds: penstock.Dataset, path: str) -> penstock.Dataset:
-    """The dataset with the part of each row that a boolean array in a file selects, in the field of its shape."""
-    import numpy as np
-
-    try:
-        mask = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--mask {path}: not an array that can be read: {error}") from None
-    fitting = [name for name, spec in ds.fields.items() if spec.shape == mask.shape]
-    if mask.dtype != bool or len(fitting) != 1:
-        known = ", ".join(f"{name} {spec}" for name, spec in ds.fields.items())
-        raise ConfigError(
-            f"--mask {path}: expected booleans in the shape of one field, found {mask.dtype} {mask.shape}; there are "
-            f"{known}"
-        )
-    return ds.select_within(fitting[0], mask)
-
-
-def count(written: str) -> int:
-    """An argument that counts something."""
-    if not written.isdecimal() or int(written) < 1:
-        raise argparse.ArgumentTypeError(f"{written!r}: expected a whole number, at least 1")
-    return int(written)
-
-
-def none_or_more(written: str) -> int:
-    """The same, or 0."""
-    return 0 if written == "0" else count(written)
 
 
 def _shape(written: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ Understood directly: contiguous datasets, and chunks of any shape written throug
 else is read by h5py, behind one lock, with the file open only while a read lasts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.combine import Joined, Part
+from penstock.combine import side_by_side
 from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch, Unsafe
 from penstock.extents import Extents, FileId
 from penstock.formats.h5py_store import H5pyStore, Layout, opened
 from penstock.formats.hdf5_layout import Found, extents
+from penstock.formats.rows import checked_axis, common_rows
 from penstock.store import ExtentStore, Store
 from penstock.urls import is_remote
 
@@ -32,7 +33,7 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     with opened(file, options.files) as h5:
         names = options.fields or _shared_rows(h5, path, options)
         datasets = [_found(file, name, _dataset(h5, path, name), options) for name in names]
-        rows = _common_rows(path, datasets)
+        rows = common_rows(path, {found.name: found.rows for found in datasets}, asked_for=True)
         direct: dict[str, Extents] = {}
         through_h5py: dict[str, Layout] = {}
         for found in datasets:
@@ -50,17 +51,11 @@ def open_file(path: str, options: "OpenOptions") -> Store:
         stores.append(ExtentStore(direct, options.files))
     if through_h5py:
         stores.append(H5pyStore(file, options.files, rows, through_h5py))
-    if len(stores) == 1:
-        return stores[0]
-    both = Joined({str(i): Part(store, None, {n: n for n in store.fields}) for i, store in enumerate(stores)})
-    return both.choosing(list(names))
+    return side_by_side(stores, names)
 
 
 def _found(file: FileId, name: str, dataset: Any, options: "OpenOptions") -> Found:
-    axis = options.row_axis_of(name)
-    if not 0 <= axis < dataset.ndim:
-        expected = f"which has shape {dataset.shape}: expected 0 to {dataset.ndim - 1}"
-        raise ConfigError(f"{file.path}: row_axis={axis} for {name!r}, {expected}")
+    axis = checked_axis(file.path, name, dataset.shape, options.row_axis_of(name))
     return Found(file, name, dataset, dataset.shape, axis)
 
 
@@ -73,11 +68,7 @@ def _shared_rows(h5: Any, path: str, options: "OpenOptions") -> list[str]:
     }
     if not found:
         raise Missing(f"{path}: no dataset of numbers with at least one axis; the file has {_contents(h5)}")
-    if len(set(found.values())) > 1:
-        told = ", ".join(f"{name} has {rows:,}" for name, rows in found.items())
-        raise SchemaMismatch(
-            f"{path}: its datasets differ in rows ({told}); name those that belong together with fields=(…)"
-        )
+    common_rows(path, found, asked_for=False)
     return list(found)
 
 
@@ -154,14 +145,6 @@ def _contents(h5: Any) -> str:
 
 def _numeric(dtype: np.dtype) -> bool:
     return dtype.kind in "biufc" and dtype.subdtype is None
-
-
-def _common_rows(path: str, datasets: Sequence[Found]) -> int:
-    lengths = {found.name: found.rows for found in datasets}
-    if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {rows:,}" for name, rows in lengths.items())
-        raise SchemaMismatch(f"{path}: the fields asked for differ in rows: {told}")
-    return datasets[0].rows
 
 
 def _check_files(found: Found) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.combine import Joined, Part
+from penstock.combine import side_by_side
 from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch
 from penstock.extents import Contiguous, Extents
 from penstock.formats.held import HeldStore, check_can_be_held
+from penstock.formats.rows import common_rows
 from penstock.members import HEAD_BYTES, Npy
 from penstock.store import ExtentStore, Store
 from penstock.ziptable import HEADER_BYTES, ZipTable, zip_table
@@ -41,17 +42,12 @@ def open_file(path: str, options: "OpenOptions") -> Store:
             held[name] = _decoded(table, number)
         else:
             direct[name] = _in_place(table, name, number)
-    rows = {name: array.rows for name, array in direct.items()} | {name: len(array) for name, array in held.items()}
-    if len(set(rows.values())) > 1:
-        raise SchemaMismatch(f"{path}: the arrays differ in rows: {_told(rows)}; name those that belong together")
+    counts = {name: array.rows for name, array in direct.items()} | {name: len(array) for name, array in held.items()}
+    common_rows(path, counts, asked_for=True)
     stores: list[Store] = [ExtentStore(direct, options.files)] if direct else []
     if held:
         stores.append(HeldStore(table.file, held, COMPRESSED))
-    if len(stores) == 1:
-        return stores[0]
-    return Joined({str(i): Part(store, None, {n: n for n in store.fields}) for i, store in enumerate(stores)}).choosing(
-        list(names)
-    )
+    return side_by_side(stores, names)
 
 
 def _shared_rows(table: ZipTable) -> list[str]:
@@ -65,16 +61,8 @@ def _shared_rows(table: ZipTable) -> list[str]:
         raise Missing(
             f"{table.file.path}: no array with one row a sample; it has {', '.join(table.names) or 'nothing'}"
         )
-    if len(set(found.values())) > 1:
-        raise SchemaMismatch(
-            f"{table.file.path}: its arrays differ in rows ({_told(found)}); name those that belong together with "
-            f"fields=(…)"
-        )
+    common_rows(table.file.path, found, asked_for=False)
     return list(found)
-
-
-def _told(rows: dict[str, int]) -> str:
-    return ", ".join(f"{name} has {count:,}" for name, count in rows.items())
 
 
 def _number(table: ZipTable, name: str) -> int:

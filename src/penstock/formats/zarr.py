@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.chunkfiles import FileTable, Grid, ShardTable
-from penstock.combine import Joined, Part
+from penstock.combine import side_by_side
 from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch, Unsafe
 from penstock.extents import Chunks, ChunkTable, Extents
 from penstock.fileio import Files
 from penstock.formats.memory import MemoryStore
+from penstock.formats.rows import checked_axis, common_rows
 from penstock.formats.zarr_keys import Folder, Zip
 from penstock.formats.zarr_metadata import ZarrArray, parse, zarr_array
 from penstock.formats.zarr_store import Layout, ZarrStore, check_readable
@@ -81,7 +82,7 @@ def open_store(path: str, options: "OpenOptions") -> Store:
         raise Missing(f"{path}: no Zarr array in it; expected zarr.json or .zarray, there or below")
     names = _names(path, nodes, options)
     found = [_found(keys, path, name, nodes, options) for name in names]
-    rows = _common_rows(path, found)
+    rows = common_rows(path, {each.name: each.rows for each in found}, asked_for=True)
     direct: dict[str, Extents] = {}
     empty: dict[str, np.ndarray] = {}
     through_zarr: dict[str, tuple[Found, str]] = {}
@@ -100,10 +101,7 @@ def open_store(path: str, options: "OpenOptions") -> Store:
         stores.append(ExtentStore(direct, options.files))
     if through_zarr:
         stores.append(_through_zarr(keys, through_zarr, rows, options))
-    if len(stores) == 1:
-        return stores[0]
-    both = Joined({str(i): Part(store, None, {n: n for n in store.fields}) for i, store in enumerate(stores)})
-    return both.choosing(list(names))
+    return side_by_side(stores, names)
 
 
 # What there is.
@@ -182,11 +180,7 @@ def _names(path: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions
     }
     if not found:
         raise Missing(f"{path}: no array of numbers with at least one axis; it has {_told(nodes)}")
-    if len(set(found.values())) > 1:
-        told = ", ".join(f"{name} has {rows:,}" for name, rows in found.items())
-        raise SchemaMismatch(
-            f"{path}: its arrays differ in rows ({told}); name those that belong together with fields=(…)"
-        )
+    common_rows(path, found, asked_for=False)
     return tuple(found)
 
 
@@ -213,19 +207,8 @@ def _found(
         raise SchemaMismatch(
             f"{path}: array {name!r} is {kind}; expected numbers with one row a sample. Leave it out with fields=(…)"
         )
-    axis = options.row_axis_of(name)
-    if not 0 <= axis < len(array.shape):
-        expected = f"which has shape {array.shape}: expected 0 to {len(array.shape) - 1}"
-        raise ConfigError(f"{path}: row_axis={axis} for {name!r}, {expected}")
+    axis = checked_axis(path, name, array.shape, options.row_axis_of(name))
     return Found(name, key, document, array, axis)
-
-
-def _common_rows(path: str, found: list[Found]) -> int:
-    lengths = {each.name: each.rows for each in found}
-    if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {rows:,}" for name, rows in lengths.items())
-        raise SchemaMismatch(f"{path}: the fields asked for differ in rows: {told}")
-    return found[0].rows
 
 
 def _check_safe(keys: Folder | Zip, found: Found) -> None:

@@ -20,7 +20,7 @@ import tiledb
 # Its own writing, below, would put a warning into os.fork for the rest of this process.
 tiledb.ctx._needs_fork_wrapper = False
 
-CHILD = Path(__file__).with_name("formats_child.py")
+CHILD = Path(__file__).with_name("files_child.py")
 MIB = 2**20
 VOLUME = (150, 150, 100)
 VOLUMES, RECORDS, PICTURES = 16, 4000, 48
@@ -71,8 +71,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-RECORD: dict[str, Any] = {"options": {"decoders": {"data": ["float32", [1024]]}}, "batch_size": 256}
-BETAS: dict[str, Any] = {"options": {"decoders": {"data": ["int16", VOLUME]}}, "cast": ["data"], "batch_size": 4}
+RECORD: dict[str, Any] = {"open": {"decoders": {"data": ["float32", [1024]]}}, "batch_size": 256}
+BETAS: dict[str, Any] = {"open": {"decoders": {"data": ["int16", VOLUME]}}, "cast": ["data"], "batch_size": 4}
 JOBS: dict[str, dict[str, Any]] = {
     "records.lmdb": RECORD,
     "volumes.lmdb": BETAS,
@@ -90,6 +90,7 @@ ROWS = {"records.lmdb": RECORDS, "pictures.lmdb": PICTURES, "photos": PICTURES}
 @pytest.mark.parametrize(("memory", "threads"), [(None, 2), (640 * MIB, 4)])
 def test_what_is_held(folder: Path, name: str, memory: int | None, threads: int) -> None:
     job = {**JOBS[name], "path": str(folder / name), "memory": memory, "threads": threads}
+    job["open"] = {"index_dir": None, **job.get("open", {})}  # kept between runs, as by default
     done = subprocess.run([sys.executable, CHILD, json.dumps(job)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     held = json.loads(done.stdout)

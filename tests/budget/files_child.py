@@ -1,11 +1,12 @@
-"""Runs two shuffled epochs over tar archives in a process of its own, and prints what they held from before ``open``.
+"""Runs two shuffled epochs over any files in a process of its own, and prints what they held from before ``open``.
 
-python tar_child.py '{"shards": …, "cast": ["jpg"], "batch_size": 8, "memory": null, "threads": 2}'
+python files_child.py '{"path": …, "open": {}, "cast": ["jpg"], "batch_size": 8, "memory": null, "threads": 2}'
 
-``memory`` null takes the smallest budget that is accepted; ``crop`` names a field of which nine tenths
-of each axis are read, ``mask`` one of which every third element is.
+``open`` has options of ``penstock.open``; ``memory`` null takes the smallest budget that is accepted; ``crop`` names a
+field of which nine tenths of each axis are read, ``mask`` one of which every third element is.
 """
 
+import importlib
 import json
 import sys
 from functools import cache
@@ -20,7 +21,10 @@ from penstock.measure import MemoryWatch
 
 
 def opened(job: dict) -> ps.Dataset:
-    ds = ps.open(job["shards"], index_dir=job.get("index", False), **job.get("open", {}))
+    options = {"index_dir": False, **job.get("open", {})}
+    if "decoders" in options:
+        options["decoders"] = {name: (dtype, tuple(shape)) for name, (dtype, shape) in options["decoders"].items()}
+    ds = ps.open(job["path"], **options)
     if field := job.get("crop"):
         ds = ds.select_within(field, tuple(slice(0, -(-size * 9 // 10)) for size in ds.fields[field].shape))
     if field := job.get("mask"):
@@ -62,6 +66,8 @@ def warm_up() -> None:
 
 def main(job: dict) -> None:
     warm_up()
+    if job["path"].endswith(".tiledb"):
+        importlib.import_module("tiledb")  # its contexts are the loader's to count, itself it is not
     limit = job["memory"] or smallest(job)
     total, rows = 0.0, 0
     with MemoryWatch() as watch:

@@ -1,6 +1,6 @@
 """Runs two shuffled epochs over any store in a process of its own, and prints what they held from before ``open``.
 
-python format_child.py '{"path": …, "field": "data", "mask": false, "cast": true, "batch_size": 4, "threads": 2}'
+python array_child.py '{"path": …, "field": "data", "mask": false, "cast": true, "batch_size": 4, "threads": 2}'
 
 The budget is the smallest that is accepted. Libraries are loaded, and have read something, before the first look.
 """

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
-CHILD = Path(__file__).with_name("format_child.py")
+CHILD = Path(__file__).with_name("array_child.py")
 VOLUME = (150, 150, 100)
 ROWS = 8
 ZARR: dict[str, dict[str, Any]] = {
