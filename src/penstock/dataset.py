@@ -568,7 +568,9 @@ def _paths(
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)
     if not matches:
-        raise Missing(f"{name}: the pattern matches no file (looked in {os.path.dirname(os.path.abspath(name))})")
+        folder = os.path.dirname(os.path.abspath(name))
+        absent = "" if glob.has_magic(folder) or os.path.isdir(folder) else ", which is not there"
+        raise Missing(f"{name}: the pattern matches no file (looked in {folder}{absent}); check the path")
     return matches
 
 
