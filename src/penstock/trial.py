@@ -15,9 +15,11 @@ LOOK_EVERY_S = 0.02
 Look = tuple[float, int, int]
 """Seconds since the start; samples and bytes read by then."""
 
-# A trial may end so early, if the rate has settled: its third and its last quarter were alike within so much.
+# A trial may end so early, if the rate has settled: its third and its last quarter were alike within so much, and in
+# its second half something came at so many looks at least.
 EARLY_S = 0.25
 ALIKE = 0.1
+ENOUGH = 5
 
 # Where nothing at all came within the time given, wait for something, but not forever: a slow network, large chunks.
 WAIT_AT_MOST_S = 5.0
@@ -72,7 +74,8 @@ def is_settled(looks: Sequence[Look]) -> bool:
     of = 2 if end[2] else 1
     middle, late = (next(look for look in looks if look[0] >= share * end[0]) for share in (0.5, 0.75))
     third, fourth = late[of] - middle[of], end[of] - late[of]
-    if not third or not fourth:
+    came = len({look[of] for look in looks if look[0] >= middle[0]}) - 1
+    if not third or not fourth or came < ENOUGH:
         return False
     return abs(fourth * (late[0] - middle[0]) / (third * (end[0] - late[0])) - 1) < ALIKE
 
@@ -81,6 +84,6 @@ def _second_half(looks: Sequence[Look], epoch_bytes: int | None) -> Trial:
     """Seconds, samples and bytes of the second half; of all of it where that holds nothing."""
     end = looks[-1]
     begin = next(look for look in looks if look[0] >= end[0] / 2)
-    if end[1] == begin[1] or (end[2] and end[2] == begin[2]):
+    if 0 < end[1] == begin[1] or 0 < end[2] == begin[2]:
         begin = looks[0]
     return Trial(end[0] - begin[0], end[1] - begin[1], end[2] - begin[2], epoch_bytes)
