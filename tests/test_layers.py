@@ -45,7 +45,20 @@ LAYERS = [
     ["transport", "signing"],
     ["interleave"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
-    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping", "rivals", "progress"],
+    [
+        "machine",
+        "spec",
+        "sizes",
+        "texts",
+        "braces",
+        "tarheader",
+        "urls",
+        "locks",
+        "stopping",
+        "rivals",
+        "progress",
+        "tuning",
+    ],
     ["errors"],
 ]
 

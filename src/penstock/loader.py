@@ -31,6 +31,7 @@ from penstock.slots import Slots
 from penstock.spec import Origin, row_bytes
 from penstock.stats import LeftOut, Meter, Stats
 from penstock.store import Store, shared_index
+from penstock.tuning import Counts, Tuner
 
 INDEX, URL, KEY = "__index__", "__url__", "__key__"
 IDENTITY = (INDEX, URL, KEY)
@@ -48,6 +49,9 @@ DEFAULT_SHARE = 4
 # Threads that wait for a network: at 40 ms a request, 16 of them ask 400 times a second.
 FAR_THREADS = 16
 
+# So many times the threads of the beginning may be tried where files turn out to be slow.
+MOST_TIMES = 8
+
 
 class Loader:
     """Batches of a dataset, in memory bounded by a number of bytes.
@@ -58,7 +62,8 @@ class Loader:
                  mixed in windows, so that each is read once), or an ``Order`` of your own
     seed:        decides the shuffled order, together with the epoch
     memory:      the most the loader may hold, as ``"2GiB"`` or bytes; None takes a quarter of what is free
-    threads:     reader threads at most; "auto" takes one a core, or 16 where files are read over the network
+    threads:     reader threads at most; "auto" begins with one a core, or 16 where files are read over the network, and
+                 tries more where it is files that are waited for
     columns:     fields of a batch, in this order, as a tuple; None gives dicts of all. ``"__index__"``, ``"__url__"``
                  and ``"__key__"`` name each sample: its row, file, and place in the file
     window:      where rows come in blocks: how much is mixed together, in rows or as a size ("512MiB" as stored)
@@ -108,7 +113,7 @@ class Loader:
             fields=self._store.fields,
             batch_rows=min(batch_size, len(self._order)),
             steps=self.deal.steps,
-            threads=_threads(threads, far=any(path.far for path in read_paths(self._store))),
+            **_threads(threads, far=any(path.far for path in read_paths(self._store))),
             limit_bytes=limit,
             scratch_bytes=self._store.scratch_bytes,
             index_bytes=self._store.index_bytes,
@@ -126,6 +131,7 @@ class Loader:
         self._slots: Slots | None = None
         self._position = _Position(epoch=0, samples=0, begun=False)
         self._iteration: weakref.ref[Iteration] = lambda: None  # type: ignore[assignment]
+        self._tuner = Tuner(self.plan.threads, self.plan.threads + self.plan.spare_threads)
         self._codecs = codecs(read_paths(self._store))
         self._files_left_out = [str(why) for why in ds.left_out]
         self._account = self._new_account(0, ReaderTimes())
@@ -142,8 +148,9 @@ class Loader:
         at = self._position
         if at.begun:
             at = _Position(at.epoch + 1, 0, begun=False)
-        team = Team(self.plan.threads)
+        team = Team(self._tuner.threads)
         iteration = self.begin(at.epoch, at.samples, team)
+        iteration.tune(self._tuner, team)
         self._iteration = weakref.ref(iteration)
         if self._shows:
             account = self._account
@@ -277,7 +284,7 @@ class _Account:
             waited_for_data=meter.waited,
             readers_busy=self.times.reading,
             readers_waited=self.times.waiting_for_slots,
-            threads=self.plan.threads,
+            threads=self.times.threads or self.plan.threads,
             short_of_slots=self.plan.slots < self.plan.slots_wanted,
             peak_bytes=meter.peak_bytes,
             planned_bytes=self.plan.planned_bytes,
@@ -309,6 +316,7 @@ class Iteration:
         self._row_bytes = row_bytes(readers.store.fields)
         self._why_ended = ""
         self._bar: Bar | None = None
+        self._tuning: tuple[Tuner, Team] | None = None
         self._shut_down = weakref.finalize(self, _shut_down, readers, face)
 
     def __iter__(self) -> "Iteration":
@@ -358,9 +366,27 @@ class Iteration:
         self._next_delivery += 1
         self._loader.delivered(self.position)
         self._meter.count(len(rows), len(rows) * self._row_bytes, time.perf_counter() - began)
+        self._tune()
         if self._bar is not None:
             self._bar.add(1)
         return batch, len(rows)
+
+    def tune(self, tuner: Tuner, team: Team) -> None:
+        """Let the number of threads follow what is measured."""
+        self._tuning = tuner, team
+        tuner.begin()
+        self._readers.times.threads = tuner.threads
+
+    def _tune(self) -> None:
+        if self._tuning is None:
+            return
+        tuner, team = self._tuning
+        meter, times = self._meter, self._readers.times
+        if tuner.look(Counts(meter.samples, meter.waited, times.reading, times.computing)):
+            team.resize(tuner.threads)
+            times.threads = tuner.threads
+        if tuner.settled:
+            self._tuning = None
 
     def show(self, bar: Bar) -> None:
         """Say on this how far it is."""
@@ -539,12 +565,14 @@ def memory_limit(memory: int | str | None) -> tuple[int, str]:
     return free // DEFAULT_SHARE, f"a quarter of the {format_size(free)} that are free"
 
 
-def _threads(threads: int | Literal["auto"], *, far: bool) -> int:
+def _threads(threads: int | Literal["auto"], *, far: bool) -> dict[str, Any]:
+    """With how many to begin, and how many may be tried."""
     if threads == "auto":
-        return max(cores(), FAR_THREADS) if far else cores()
+        first = max(cores(), FAR_THREADS) if far else cores()
+        return {"threads": first, "most_threads": first * MOST_TIMES}
     if not isinstance(threads, int) or threads < 1:
         raise ConfigError(f'threads={threads!r}: expected "auto" or a whole number, at least 1')
-    return threads
+    return {"threads": threads}
 
 
 def _checked_state(state: Mapping[str, Any], identity: Mapping[str, Any], length: int) -> _Position:

@@ -35,16 +35,13 @@ class NotUnderstood(Exception):
     """The index is of another kind, or not as it should be."""
 
 
-def chunks(file: FileId, dataset: Any, grid: tuple[int, ...]) -> Iterator[np.ndarray]:
+def chunks(file: FileId, dataset: Any, header_at: int, grid: tuple[int, ...]) -> Iterator[np.ndarray]:
     """All chunks of an h5py dataset, some at a time: ``corner``, ``size``, ``mask`` and ``place`` of each."""
-    import h5py
-
     if dataset.file.id.get_create_plist().get_sizes() != (8, 8):
         raise NotUnderstood("addresses are not of 8 bytes")
-    low, high = h5py.h5g.get_objinfo(dataset.id, b".").objno  # h5o.get_info walks through all chunks
     try:
         mapped = _Mapped(file)
-        root = _root(mapped, low | high << 32, (*dataset.chunks, dataset.dtype.itemsize))
+        root = _root(mapped, header_at, (*dataset.chunks, dataset.dtype.itemsize))
         yield from _leaves(mapped, root, _node_type(dataset.ndim), prod(grid))
     except (OSError, ValueError, struct.error) as error:
         raise NotUnderstood(str(error)) from error
