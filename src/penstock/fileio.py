@@ -467,7 +467,9 @@ class Handle:
         """Fill ``targets`` (each contiguous) one after another from ``offset`` on; an early end is an error."""
         views = [target.reshape(-1).view(np.uint8).data for target in targets]
         mine, began = tally.mine(), time.perf_counter()
-        mine.bytes_read += sum(map(len, views))
+        wanted = sum(map(len, views))
+        mine.bytes_read += wanted
+        tally.note(self.file.path, (offset,), wanted)
         self._fill(offset, views)
         mine.file_seconds += time.perf_counter() - began
 
