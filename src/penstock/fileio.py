@@ -12,6 +12,8 @@ Rules:
 5. A file on another machine is read in ranges; with a cache, from its copy there, which is open only while it is lent,
    so that the cache can make room. Where a cache cannot hold all files that were opened, the first that fit have
    copies and the others are read in ranges: they would push each other out with every read. None is ever mapped.
+6. With a manifest, no byte of a file is handed out before the block that it is of was compared, nor is a file mapped,
+   where nobody could see what is read. What a library opens by its name is compared whole before it does.
 """
 
 import ctypes
@@ -25,6 +27,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -33,6 +36,7 @@ from penstock import packing, tally
 from penstock.errors import Changed, ConfigError, Corrupt, LimitExceeded, Missing, Truncated, Unavailable
 from penstock.extents import FileId
 from penstock.filecache import PATIENCE_S, FileCache
+from penstock.manifest import PIECE_BYTES, Manifest
 from penstock.sizes import KiB, MiB, parse_size
 from penstock.urls import is_remote
 
@@ -47,6 +51,9 @@ CHECK_EVERY_S = 0.02
 
 # What tells a file's format.
 HEAD_BYTES = 512
+
+# Files that LMDB and TileDB lock.
+LOCKS = ("lock.mdb", "__lock.tdb")
 
 # Pieces in which a file is fetched into the cache.
 FETCH_BYTES = 1 * MiB
@@ -91,7 +98,7 @@ def unseen(path: str) -> FileId:
 
 def check_unchanged(file: FileId) -> None:
     """Refuse to go on with any other file than the one that was parsed."""
-    now = identify(file.path, growing=file.growing)
+    now = replace(identify(file.path, growing=file.growing), compared=file.compared)
     if now == file or (file.growing and now.inode == file.inode and now.size >= file.size):
         return
     how = "replaced" if now.inode != file.inode else "rewritten"
@@ -110,13 +117,14 @@ class Files:
         remote: "Remote | None" = None,
         cache: FileCache | None = None,
         known: "Mapping[str, Head] | None" = None,
+        manifest: Manifest | None = None,
     ) -> None:
         if not isinstance(max_open, int) or max_open < 0:
             raise ConfigError(
                 f"max_open_files={max_open!r}: expected a whole number, 0 (open for each request) or more"
             )
         self.max_open = max_open
-        self._remote, self.cache = remote, cache
+        self._remote, self.cache, self.manifest = remote, cache, manifest
         self._known: dict[str, Head] = dict(known or {})
         """Files on other machines, as they were when they were identified last."""
         self._known_bytes = sum(head.file.size for head in self._known.values())
@@ -130,7 +138,7 @@ class Files:
         self._changed = threading.Condition()
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.max_open, self._remote, self.cache, self._known)
+        return type(self), (self.max_open, self._remote, self.cache, self._known, self.manifest)
 
     @property
     def remote(self) -> "Remote":
@@ -144,7 +152,11 @@ class Files:
     def identify(self, path: str, *, growing: bool = False) -> FileId:
         """The file as it is now; ``path`` may be an address that was admitted."""
         if not is_remote(path):
-            return identify(path, growing=growing)
+            found = identify(path, growing=growing)
+            if self.manifest is None:
+                return found
+            self.manifest.check_size(path, found.size)
+            return replace(found, compared=True)
         if path in self._just_asked:
             self._just_asked.discard(path)
         else:
@@ -155,7 +167,10 @@ class Files:
                 f"{path}: the server cannot send parts of files, so single samples cannot be read from there. Pass "
                 f"cache_dir= to fetch files whole, once; or read in order with penstock.webdataset"
             )
-        return head.file
+        if self.manifest is None:
+            return head.file
+        self.manifest.check_size(path, head.file.size)
+        return replace(head.file, compared=True)
 
     def first_bytes(self, path: str) -> bytes:
         """What tells a file's format; fewer bytes if it is shorter."""
@@ -172,12 +187,36 @@ class Files:
 
     def head_of(self, file: FileId, count: int) -> bytes:
         """The first bytes of a file while it is parsed; fewer if it is shorter. No handle of it is kept."""
-        if not is_remote(file.path):
+        if not is_remote(file.path) and not file.compared:
             return _beginning(file.path, count)
         head = np.empty(min(count, file.size), np.uint8)
         with self.lend(file) as handle:
             handle.read_into(0, head)
         return head.tobytes()
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What a read borrows to compare what it reads."""
+        return 0 if self.manifest is None else PIECE_BYTES
+
+    @property
+    def shared_index(self) -> dict[int, int]:
+        """Memory of what all files are held against."""
+        return {} if self.manifest is None else {id(self.manifest): self.manifest.index_bytes}
+
+    def marked(self, file: FileId) -> FileId:
+        """A file or folder whose bytes were held against the manifest, if there is one."""
+        return replace(file, compared=self.manifest is not None)
+
+    def compare_whole(self, path: str) -> None:
+        """Hold all of a file, or of the files of a folder, against the manifest: a library will open it by its name."""
+        if self.manifest is None or is_remote(path):
+            return
+        self.manifest.check_there(path)
+        for each in files_below(path):
+            file = self.identify(each)
+            with self.lend(file) as handle:
+                handle.compare(0, file.size)
 
     def is_far(self, file: FileId) -> bool:
         """Whether each read of it is a journey, so that many at a time pay."""
@@ -205,20 +244,20 @@ class Files:
         elif file.expanded:
             assert self.cache is not None
             with self.cache.lent(file, lambda descriptor: self._expand(file, descriptor)) as descriptor:
-                yield CachedHandle(file, descriptor)
+                yield CachedHandle(file, descriptor)  # what the compressed file holds, which was compared itself
         elif not is_remote(file.path):
             with self._lend_local(file, mapped) as handle:
                 yield handle
         elif self.cache is None or not self._keeps(file):
-            yield RemoteHandle(file, self.remote)
+            yield RemoteHandle(file, self.remote, self.manifest)
         else:
             with self.cache.lent(file, lambda descriptor: self._fetch(file, descriptor)) as descriptor:
-                yield CachedHandle(file, descriptor)
+                yield CachedHandle(file, descriptor, self.manifest)
 
     @contextmanager
     def lend_in_order(self, file: FileId) -> Iterator["Handle"]:
         """A handle for reads that go ahead through the file: one long request where it is far away."""
-        if not self.is_far(file):
+        if not self.is_far(file) or self.manifest is not None:  # comparing reads whole blocks, and not in this order
             with self.lend(file) as handle:
                 yield handle
             return
@@ -368,12 +407,14 @@ class Files:
             try:
                 seen = self.remote.head(file.path).file
             except Missing:
-                yield PassingHandle(file)
+                absent = PassingHandle(file, self.manifest)
+                absent.check_may_be_absent()
+                yield absent
                 return
             with self.lend(seen) as handle:
                 yield handle
             return
-        handle = PassingHandle(file)
+        handle = PassingHandle(file, self.manifest)
         with self._changed:
             while not self._has_room():
                 pass
@@ -389,7 +430,7 @@ class Files:
 
     def _opened(self, file: FileId, mapped: bool) -> "Handle":
         try:
-            handle = self._open[file, mapped] = Handle(file, mapped)
+            handle = self._open[file, mapped] = Handle(file, mapped, self.manifest)
         except BaseException:
             self._changed.notify()  # the room that was made for it is somebody else's
             raise
@@ -399,11 +440,25 @@ class Files:
         self._open.pop((file, mapped)).close()
 
 
+def files_below(path: str) -> Iterator[str]:
+    """A file itself, or all files of a folder and of those in it, in the order of their names.
+
+    Locks are left out: they are not data, and change when they are looked at.
+    """
+    if not os.path.isdir(path):
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        yield from (os.path.join(folder, name) for name in sorted(names) if name not in LOCKS)
+
+
 def remote_files(
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | str | None,
     options: "RemoteOptions | None",
     max_open: int = MAX_OPEN_FILES,
+    manifest: Manifest | None = None,
 ) -> Files:
     """Files that may lie on other machines, as the caller of ``open`` wants them read."""
     remote, patience_s = None, PATIENCE_S
@@ -414,16 +469,19 @@ def remote_files(
     if cache_dir is None:
         if cache_bytes is not None:
             raise ConfigError(f"cache_bytes={cache_bytes!r} without cache_dir=: name the folder that it limits")
-        return Files(max_open, remote)
+        return Files(max_open, remote, manifest=manifest)
     limit = None if cache_bytes is None else parse_size(cache_bytes, argument="cache_bytes")
-    return Files(max_open, remote, FileCache(os.fspath(cache_dir), limit, patience_s))
+    return Files(max_open, remote, FileCache(os.fspath(cache_dir), limit, patience_s), manifest=manifest)
 
 
 class Handle:
     """One open descriptor: of a file to read from, or of a mapping in ``bytes``."""
 
-    def __init__(self, file: FileId, mapped: bool) -> None:
+    manifest: Manifest | None = None
+
+    def __init__(self, file: FileId, mapped: bool, manifest: Manifest | None = None) -> None:
         self.file = file
+        self.manifest = manifest
         self.descriptor = -1
         self.users = 0
         self.bytes = np.empty(0, np.uint8)
@@ -438,6 +496,8 @@ class Handle:
             ) from None
         except OSError as error:
             raise Unavailable(f"{file.path}: cannot be opened ({error.strerror})") from error
+        if manifest is not None:
+            manifest.check_size(file.path, file.size)
         if mapped:  # a mapping needs no descriptor any more
             try:
                 self.bytes = _map(self.descriptor, file.size)
@@ -467,11 +527,19 @@ class Handle:
         """Fill ``targets`` (each contiguous) one after another from ``offset`` on; an early end is an error."""
         views = [target.reshape(-1).view(np.uint8).data for target in targets]
         mine, began = tally.mine(), time.perf_counter()
-        mine.bytes_read += sum(map(len, views))
-        self._fill(offset, views)
+        wanted = sum(map(len, views))
+        mine.bytes_read += wanted
+        if self.manifest is not None:
+            self.compare(offset, wanted)
+        self.fill(offset, views)
         mine.file_seconds += time.perf_counter() - began
 
-    def _fill(self, offset: int, views: list[memoryview]) -> None:
+    def compare(self, offset: int, length: int) -> None:
+        """Hold what is there against the manifest, unless that was done before."""
+        assert self.manifest is not None
+        self.manifest.compare(self.file.path, self.fill, offset, length)
+
+    def fill(self, offset: int, views: list[memoryview]) -> None:
         """Short reads go on."""
         wanted = sum(map(len, views))
         if wanted <= _MOST_PER_CALL and self._read_some(views, offset) == wanted:
@@ -517,8 +585,8 @@ class Handle:
 class PassingHandle(Handle):
     """A file that was not seen before, and may be absent."""
 
-    def __init__(self, file: FileId) -> None:
-        self.file, self.descriptor = file, -1
+    def __init__(self, file: FileId, manifest: Manifest | None = None) -> None:
+        self.file, self.descriptor, self.manifest = file, -1, manifest
         self._seek = threading.Lock()
 
     def look(self) -> None:
@@ -528,17 +596,26 @@ class PassingHandle(Handle):
             self.descriptor = os.open(path, os.O_RDONLY | _BINARY | _CLOEXEC)
             found = os.fstat(self.descriptor)
         except (FileNotFoundError, NotADirectoryError):
+            self.check_may_be_absent()
             return
         except OSError as error:
             raise Unavailable(f"{path}: cannot be opened ({error.strerror})") from error
         self.file = FileId(path, found.st_size, found.st_mtime_ns, found.st_ino)
+        if self.manifest is not None:
+            self.manifest.check_size(path, found.st_size)
+
+    def check_may_be_absent(self) -> None:
+        """Refuse that a file which the manifest lists is not there."""
+        path = self.file.path
+        if self.manifest is not None and self.manifest.lists(path):
+            raise Missing(f"{path}: the manifest {self.manifest.path} lists it, and it is not there; restore it")
 
 
 class CachedHandle(Handle):
     """A copy in the cache, whose descriptor is the cache's to close."""
 
-    def __init__(self, file: FileId, descriptor: int) -> None:
-        self.file, self.descriptor = file, descriptor
+    def __init__(self, file: FileId, descriptor: int, manifest: Manifest | None = None) -> None:
+        self.file, self.descriptor, self.manifest = file, descriptor, manifest
         self._seek = threading.Lock()
 
     def check(self) -> None:
@@ -551,13 +628,13 @@ class CachedHandle(Handle):
 class RemoteHandle(Handle):
     """A file on another machine, read in ranges."""
 
-    def __init__(self, file: FileId, remote: "Remote") -> None:
-        self.file, self._remote = file, remote
+    def __init__(self, file: FileId, remote: "Remote", manifest: Manifest | None = None) -> None:
+        self.file, self._remote, self.manifest = file, remote, manifest
 
     def check(self) -> None:
         """Every answer tells whether it is the same file."""
 
-    def _fill(self, offset: int, views: list[memoryview]) -> None:
+    def fill(self, offset: int, views: list[memoryview]) -> None:
         _check_inside(self.file, offset, views)
         self._remote.read_into(self.file, offset, views)
 
@@ -574,7 +651,7 @@ class BodyHandle(Handle):
     def check(self) -> None:
         """Every answer tells whether it is the same file."""
 
-    def _fill(self, offset: int, views: list[memoryview]) -> None:
+    def fill(self, offset: int, views: list[memoryview]) -> None:
         _check_inside(self.file, offset, views)
         if offset != self._body.at:
             self._body.move(offset)

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.errors import Corrupt, DecodeFailed, Truncated
 from penstock.extents import FileId
-from penstock.fileio import identify, map_file
+from penstock.fileio import Files, map_file
 from penstock.urls import check_local
 
 STORED = zipfile.ZIP_STORED
@@ -42,10 +42,10 @@ class ZipTable:
             raise DecodeFailed(f"{self.file.path}: {self.names[number]}: {error}; fetch the file again") from error
 
 
-def zip_table(path: str) -> ZipTable:
+def zip_table(path: str, files: Files) -> ZipTable:
     """The table of an archive, from its directory and its members' own headers."""
     check_local(path, "zip archives")
-    file = identify(path)
+    file = files.identify(path)
     try:
         with zipfile.ZipFile(path) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]

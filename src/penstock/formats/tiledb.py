@@ -47,6 +47,8 @@ TILE_COPIES = 2
 # Measured: what a read takes besides its tiles.
 LIBRARY_BYTES = 4 * MiB
 
+CHECKSUMS = {"ChecksumSHA256Filter": "sha256", "ChecksumMD5Filter": "md5"}
+
 # More boxes than this are not compared cell by cell to find what was never written.
 MOST_CELLS_COMPARED = 1_000_000
 
@@ -76,7 +78,9 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
         for layout in layouts.values():
             _check_written(path, fragments.nonempty_domain, layout)
     named = sorted(os.path.basename(uri.rstrip("/")) for uri in fragments.uri)
-    return TileDBStore(identify(path), next(iter(lengths.values())), layouts, opened, digest(*named))
+    return TileDBStore(
+        options.files.marked(identify(path)), next(iter(lengths.values())), layouts, opened, digest(*named)
+    )
 
 
 def _attributes(path: str, schema: Any, options: "OpenOptions") -> Sequence[str]:
@@ -144,8 +148,14 @@ def _layout(path: str, schema: Any, written: Sequence[tuple[int, int]], name: st
     attribute = schema.attr("" if name == FIELD and not schema.has_attr(FIELD) else name)
     return Layout(
         attribute.dtype, shape, tiles, axis, "", None, tuple(int(first) for first, _ in ranges), attribute.name,
-        unaligned,
+        unaligned, checked_by=_checksum(attribute),
     )  # fmt: skip
+
+
+def _checksum(attribute: Any) -> str:
+    """What the library holds each tile against, if anything."""
+    kinds = {type(each).__name__ for each in attribute.filters}
+    return next((name for kind, name in CHECKSUMS.items() if kind in kinds), "")
 
 
 def _check_written(path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout: Layout) -> None:
