@@ -23,20 +23,22 @@ import os
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from penstock import packing, tally
-from penstock.errors import Changed, ConfigError, Corrupt, LimitExceeded, Missing, Truncated, Unavailable
+from penstock.errors import CacheIsFull, Changed, ConfigError, Corrupt, LimitExceeded, Missing, Truncated, Unavailable
 from penstock.extents import FileId
-from penstock.filecache import PATIENCE_S, FileCache
-from penstock.manifest import PIECE_BYTES, Manifest
+from penstock.filecache import PATIENCE_S, CacheFull, FileCache
+from penstock.manifest import PIECE_BYTES, Digests, Manifest, copies_bytes, digest, of_copy
+from penstock.memory import aligned, borrow
 from penstock.sizes import KiB, MiB, parse_size
 from penstock.urls import is_remote
 
@@ -129,6 +131,9 @@ class Files:
         """Files on other machines, as they were when they were identified last."""
         self._known_bytes = sum(head.file.size for head in self._known.values())
         self._just_asked: set[str] = set()
+        self._cache_is_full = False
+        self._copies: dict[FileId, Manifest | None] = {}
+        """What copies in the cache were when they were made."""
         self._reset()
         _EVERY_FILES.add(self)
 
@@ -197,12 +202,16 @@ class Files:
     @property
     def scratch_bytes(self) -> int:
         """What a read borrows to compare what it reads."""
-        return 0 if self.manifest is None else PIECE_BYTES
+        if self.manifest is not None and self._known:  # blocks of files elsewhere are held while they are compared
+            return aligned(self.manifest.block_bytes) + PIECE_BYTES
+        return 0 if self.manifest is None and self.cache is None else PIECE_BYTES
 
     @property
     def shared_index(self) -> dict[int, int]:
         """Memory of what all files are held against."""
-        return {} if self.manifest is None else {id(self.manifest): self.manifest.index_bytes}
+        if self.manifest is not None:
+            return {id(self.manifest): self.manifest.index_bytes}
+        return {} if self.cache is None else {id(self): copies_bytes(len(self._known), self._known_bytes)}
 
     def marked(self, file: FileId) -> FileId:
         """A file or folder whose bytes were held against the manifest, if there is one."""
@@ -227,6 +236,8 @@ class Files:
         if self.cache is None:
             return False
         limit = self.cache.limit_bytes
+        if self._cache_is_full and self._comes_in_parts(file):
+            return self.cache.has(file)
         if limit is None or self._known_bytes <= limit or self.cache.has(file):
             return True
         head = self._known.get(file.path)
@@ -244,15 +255,50 @@ class Files:
         elif file.expanded:
             assert self.cache is not None
             with self.cache.lent(file, lambda descriptor: self._expand(file, descriptor)) as descriptor:
-                yield CachedHandle(file, descriptor)  # what the compressed file holds, which was compared itself
+                yield CachedHandle(file, descriptor, self._as_copied(file), self.cache)
         elif not is_remote(file.path):
             with self._lend_local(file, mapped) as handle:
                 yield handle
         elif self.cache is None or not self._keeps(file):
             yield RemoteHandle(file, self.remote, self.manifest)
         else:
-            with self.cache.lent(file, lambda descriptor: self._fetch(file, descriptor)) as descriptor:
-                yield CachedHandle(file, descriptor, self.manifest)
+            with self._copy(file) as handle:
+                yield handle
+
+    @contextmanager
+    def _copy(self, file: FileId) -> Iterator["Handle"]:
+        """A file on another machine by its copy here; where the disk is full, without one."""
+        assert self.cache is not None
+        far = RemoteHandle(file, self.remote, self.manifest)
+        with ExitStack() as stack:
+            try:
+                lent = self.cache.lent(file, lambda descriptor: self._fetch(file, descriptor))
+                descriptor = stack.enter_context(lent)
+            except CacheFull as error:
+                if not self._comes_in_parts(file):
+                    raise
+                self._do_without_copies(error)
+                yield far
+                return
+            spare = far if self._comes_in_parts(file) else None
+            yield CachedHandle(file, descriptor, self.manifest or self._as_copied(file), self.cache, spare)
+
+    def _comes_in_parts(self, file: FileId) -> bool:
+        head = self._known.get(file.path)
+        return head is not None and head.in_parts
+
+    def _do_without_copies(self, error: CacheFull) -> None:
+        if not self._cache_is_full:
+            self._cache_is_full = True
+            warnings.warn(f"{error}. Reading over the network goes on", CacheIsFull, stacklevel=2)
+
+    def _as_copied(self, file: FileId) -> Manifest | None:
+        """What a copy was when it was made; known to this process from its first use on."""
+        assert self.cache is not None
+        if file not in self._copies:
+            told = f"in {self.cache.folder}"
+            self._copies[file] = of_copy(told, file.path, file.size, self.cache.sums(file))
+        return self._copies[file]
 
     @contextmanager
     def lend_in_order(self, file: FileId) -> Iterator["Handle"]:
@@ -290,24 +336,27 @@ class Files:
             return None
         return file if self._keeps(file) else None
 
-    def _fetch(self, file: FileId, descriptor: int) -> None:
+    def _fetch(self, file: FileId, descriptor: int) -> bytes:
         """Write a file from another machine to an open one, and compare its checksum where the server gives one."""
         from penstock.remote import digest_of
 
         piece = memoryview(bytearray(min(FETCH_BYTES, max(1, file.size))))
         sums = {name: hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha256")}
+        digests = Digests()
         with self.remote.body(file.path, file) as body:
             told = None
             while got := body.readinto(piece):
                 told = digest_of(file.path, body.headers)
                 if told is not None:
                     sums[told[0]].update(piece[:got])
+                digests.add(piece[:got])
                 _write(descriptor, piece[:got])
         if told is not None and sums[told[0]].digest() != told[1]:
             raise Corrupt(
                 f"{file.path}: what came is not what the server says it sent: {told[0]} {sums[told[0]].hexdigest()} "
                 f"instead of {told[1].hex()}. It is not kept; try again"
             )
+        return digests.whole()
 
     def expanded(self, path: str, size: int | None = None) -> FileId:
         """What a compressed file holds, of which a copy is kept in the cache; its size, where it is not known, is found
@@ -332,9 +381,10 @@ class Files:
         version = f"expanded from {packed.size} bytes {packed.etag} {place}"
         return FileId(path, size, packed.mtime_ns, packed.inode, etag=version, expanded=True)
 
-    def _expand(self, file: FileId, descriptor: int) -> None:
-        written = 0
+    def _expand(self, file: FileId, descriptor: int) -> bytes:
+        written, digests = 0, Digests()
         for piece in self._pieces(file):
+            digests.add(memoryview(piece))
             _write(descriptor, memoryview(piece))
             written += len(piece)
         if written != file.size or self.identify(file.path).mtime_ns != file.mtime_ns:
@@ -342,6 +392,7 @@ class Files:
                 f"{file.path}: the file was rewritten after it was opened: it expanded to {file.size:,} bytes, now to "
                 f"{written:,}. Open the dataset again to read the new file"
             )
+        return digests.whole()
 
     def _pieces(self, file: FileId) -> Iterator[bytes]:
         """What a compressed file holds, here or on another machine."""
@@ -612,11 +663,40 @@ class PassingHandle(Handle):
 
 
 class CachedHandle(Handle):
-    """A copy in the cache, whose descriptor is the cache's to close."""
+    """A copy in the cache, whose descriptor is the cache's to close.
 
-    def __init__(self, file: FileId, descriptor: int, manifest: Manifest | None = None) -> None:
+    One that is not what it was leaves the cache, and what was wanted of it comes from where it was copied, if it can.
+    """
+
+    def __init__(
+        self,
+        file: FileId,
+        descriptor: int,
+        manifest: Manifest | None,
+        cache: FileCache,
+        spare: "RemoteHandle | None" = None,
+    ) -> None:
         self.file, self.descriptor, self.manifest = file, descriptor, manifest
+        self._cache, self._spare, self._is_spoilt = cache, spare, False
         self._seek = threading.Lock()
+
+    def compare(self, offset: int, length: int) -> None:
+        if self._is_spoilt:
+            return
+        try:
+            super().compare(offset, length)
+        except Corrupt as error:
+            self._cache.remove(self.file)
+            if self._spare is None:
+                raise Corrupt(f"{error}. It was a copy in {self._cache.folder}, which is removed: read again") from None
+            self._is_spoilt = True
+
+    def fill(self, offset: int, views: list[memoryview]) -> None:
+        if self._is_spoilt:
+            assert self._spare is not None
+            self._spare.fill(offset, views)
+        else:
+            super().fill(offset, views)
 
     def check(self) -> None:
         """A copy does not change."""
@@ -634,9 +714,30 @@ class RemoteHandle(Handle):
     def check(self) -> None:
         """Every answer tells whether it is the same file."""
 
+    def compare(self, offset: int, length: int) -> None:
+        """Done with what comes, when it comes: a second time it may be something else."""
+
     def fill(self, offset: int, views: list[memoryview]) -> None:
         _check_inside(self.file, offset, views)
-        self._remote.read_into(self.file, offset, views)
+        if self.manifest is None:
+            self._remote.read_into(self.file, offset, views)
+            return
+        for view in views:
+            self._fill_compared(offset, np.frombuffer(view, np.uint8), self.manifest)
+            offset += len(view)
+
+    def _fill_compared(self, offset: int, goal: np.ndarray, known: Manifest) -> None:
+        """By whole blocks, each held against its digest, and asked for once more where it was damaged on its way."""
+        path, step = self.file.path, known.block_bytes
+        with borrow(min(step, self.file.size)) as scratch:
+            for number, begin, end in known.blocks(path, offset, offset + len(goal)):
+                block = scratch[: end - begin]
+                self._remote.read_into(self.file, begin, [block.data])
+                if known.is_other(number, block):
+                    self._remote.read_into(self.file, begin, [block.data])
+                    known.check(path, number, begin, end, digest(block))
+                first, last = max(begin, offset), min(end, offset + len(goal))
+                goal[first - offset : last - offset] = block[first - begin : last - begin]
 
     def close(self) -> None:
         """Connections are shared."""

@@ -46,7 +46,7 @@ PIECE_BYTES = 256 * KiB
 MOST_BYTES = 256 * MiB
 # No file is larger than this, and so no count of blocks.
 MOST_FILE_BYTES = 2**60
-LEAST_BLOCK, MOST_BLOCK = 4 * KiB, 1024 * MiB
+LEAST_BLOCK, MOST_BLOCK = 4 * KiB, 64 * MiB
 
 # Measured: what an entry of a dict of names takes, beside the text.
 ENTRY_BYTES = 200
@@ -123,43 +123,53 @@ class Manifest:
             if not os.path.exists(os.path.join(self.folder, name)):
                 raise Missing(f"{path}: the manifest {self.path} lists {name}, which is not there; restore it")
 
-    def blocks(self, path: str) -> Iterator[tuple[int, int, int]]:
-        """The number, begin and end of each block of a file."""
-        name = self.name_of(path)
-        for number, begin in enumerate(range(0, self.sizes[name], self.block_bytes), self.firsts[name]):
-            yield number, begin, min(begin + self.block_bytes, self.sizes[name])
+    def blocks(self, path: str, first: int = 0, last: int = MOST_FILE_BYTES) -> Iterator[tuple[int, int, int]]:
+        """The number, begin and end of each block of a file, or of those that some bytes are of."""
+        name, step = self.name_of(path), self.block_bytes
+        size = self.sizes[name]
+        for block in range(first // step, -(-min(last, size) // step)):
+            yield self.firsts[name] + block, block * step, min((block + 1) * step, size)
+
+    def is_other(self, number: int, data: np.ndarray) -> bool:
+        """Whether these are not the bytes of a block."""
+        return bool(digest(data) != self.digests[number].tobytes())
 
     def compare(self, path: str, fill: Fill, offset: int, length: int) -> None:
         """Hold every block that these bytes are of against its digest, unless that was done before."""
-        name = self.name_of(path)
-        size = self.sizes[name]
-        first = self.firsts[name]
-        for block in range(offset // self.block_bytes, -(-min(offset + length, size) // self.block_bytes)):
-            if not self.seen[first + block]:
-                begin = block * self.block_bytes
-                self.compare_block(path, fill, first + block, begin, min(begin + self.block_bytes, size))
+        for number, begin, end in self.blocks(path, offset, offset + length):
+            if not self.seen[number]:
+                self.compare_block(path, fill, number, begin, end)
 
     def compare_block(self, path: str, fill: Fill, number: int, begin: int, end: int) -> None:
-        """Hold one block against its digest."""
-        found, expected = digest_of(fill, begin, end), self.digests[number].tobytes()
+        """Hold one block of a file against its digest."""
+        self.check(path, number, begin, end, digest_of(fill, begin, end))
+        self.seen[number] = True
+
+    def check(self, path: str, number: int, begin: int, end: int, found: bytes) -> None:
+        """Refuse a block whose digest is another."""
+        expected = self.digests[number].tobytes()
         if found != expected:
             raise Corrupt(
                 f"{path}: bytes {begin:,} to {end:,} are not those that the manifest {self.path} tells of: {DIGEST} "
                 f"{found.hex()[:16]}… instead of {expected.hex()[:16]}…. The file was damaged or changed: restore it, "
                 f"or write the manifest anew (penstock verify … --write) if it was meant to change"
             )
-        self.seen[number] = True
+
+
+def digest(data: np.ndarray) -> bytes:
+    """The digest of bytes that are there."""
+    return hashlib.new(DIGEST, data.data, usedforsecurity=False).digest()
 
 
 def digest_of(fill: Fill, begin: int, end: int) -> bytes:
     """The digest of some bytes of a file, read piece by piece."""
-    digest = hashlib.new(DIGEST, usedforsecurity=False)
+    found = hashlib.new(DIGEST, usedforsecurity=False)
     with borrow(min(PIECE_BYTES, end - begin)) as scratch:
         for at in range(begin, end, PIECE_BYTES):
             piece = scratch[: min(PIECE_BYTES, end - at)].data
             fill(at, [piece])
-            digest.update(piece)
-    return digest.digest()
+            found.update(piece)
+    return found.digest()
 
 
 def common_folder(addresses: Sequence[str]) -> str:
@@ -167,6 +177,46 @@ def common_folder(addresses: Sequence[str]) -> str:
     folders = [each.rstrip("/").rpartition("/")[0].split("/") for each in addresses]
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False))
     return "/".join(parts[0] for parts in shared)
+
+
+def copies_bytes(files: int, bytes_: int) -> int:
+    """What knowing the digests of copies of so many files takes."""
+    return files * (ENTRY_BYTES + 1024) + (DIGEST_BYTES + 1) * -(-bytes_ // BLOCK_BYTES)
+
+
+class Digests:
+    """Digests of the blocks of bytes that come one after another."""
+
+    def __init__(self) -> None:
+        self._done, self._block, self._room = bytearray(), hashlib.new(DIGEST, usedforsecurity=False), BLOCK_BYTES
+
+    def add(self, data: memoryview) -> None:
+        while len(data):
+            some = data[: self._room]
+            self._block.update(some)
+            self._room -= len(some)
+            if self._room == 0:
+                self._end_block()
+            data = data[len(some) :]
+
+    def _end_block(self) -> None:
+        self._done += self._block.digest()
+        self._block, self._room = hashlib.new(DIGEST, usedforsecurity=False), BLOCK_BYTES
+
+    def whole(self) -> bytes:
+        """Those of all blocks, the last of which may be shorter."""
+        if self._room < BLOCK_BYTES:
+            self._end_block()
+        return bytes(self._done)
+
+
+def of_copy(told: str, path: str, size: int, digests: bytes) -> Manifest | None:
+    """What one file was when its copy was made; None where that is not known."""
+    if len(digests) != DIGEST_BYTES * -(-size // BLOCK_BYTES):
+        return None
+    folder, _, name = path.rpartition("/")
+    table = np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES)
+    return Manifest(told, folder, BLOCK_BYTES, {name: size}, {name: 0}, table, np.zeros(len(table), bool))
 
 
 # Written.
