@@ -53,6 +53,12 @@ def zip_table(path: str, files: Files) -> ZipTable:
         raise Truncated(
             f"{path}: not a whole zip archive ({error}); it was cut short or is damaged: fetch it again"
         ) from error
+    for info in infos:
+        if not 0 <= info.header_offset < file.size or info.compress_size > file.size:
+            raise Truncated(
+                f"{path}: its directory says that {info.filename!r:.200} has {info.compress_size:,} bytes at "
+                f"{info.header_offset:,}, but the file has {file.size:,}; fetch it again"
+            )
     headers = np.array([info.header_offset for info in infos], np.int64)
     lengths = np.array([info.compress_size for info in infos], np.int64)
     plain = [info.compress_type == STORED and not info.flag_bits & 1 for info in infos]

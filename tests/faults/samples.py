@@ -44,6 +44,8 @@ def hdf5(path: Path) -> None:
         file.create_dataset("x", data=VALUES, chunks=(1, WIDTH), compression="gzip", shuffle=True, fletcher32=True)
     with h5py.File(path / "pieces.h5", "w", libver="latest") as file:
         file.create_dataset("x", data=VALUES, chunks=(5, 100))
+    with h5py.File(path / "many.h5", "w") as file:  # so many chunks that their places are kept between runs
+        file.create_dataset("x", data=VALUES, chunks=(1, 8))
     with h5py.File(path / "library.h5", "w") as file:
         file.create_dataset("x", data=VALUES, chunks=(3, WIDTH), scaleoffset=0)
 
