@@ -14,6 +14,7 @@ from pathlib import Path
 import imagecodecs
 import numpy as np
 import torch
+from PIL import Image
 
 from benchmarks import data
 from benchmarks.runner import Contestant
@@ -26,27 +27,33 @@ VOLUME, VOLUMES, VOLUME_SHARDS = (150, 150, 100), 288, 18
 
 
 def make_shards(root: Path, name: str = "shards", samples: int = SAMPLES, brain_bytes: int = 0) -> Path:
-    """Smooth pictures with some noise, which compress as photographs do: about 90 KB each."""
+    """Patches of several sizes, the finer the fainter, which compress as photographs do: about 45 KB each."""
 
     def make(folder: Path) -> None:
         from penstock.webdataset import ShardWriter
 
         rng = np.random.default_rng(5)
         unread = {"wholebrain.npy": rng.integers(0, 256, brain_bytes, np.uint8)} if brain_bytes else {}
-        y, x = np.mgrid[:SIZE, :SIZE]
         with ShardWriter(str(folder / "train-%03d.tar"), maxcount=EACH) as writer:
             for number in range(samples):
-                waves = [np.sin(x / (9 + number % 31)), np.cos(y / (7 + number % 17)), np.sin((x + y) / 40)]
-                picture = np.stack(waves, -1) * 90 + 127 + rng.normal(0, 8, (SIZE, SIZE, 3))
                 writer.write({
                     "__key__": f"sample{number:09d}",
                     "coco73k.npy": np.array([number]),
-                    "jpg": imagecodecs.jpeg8_encode(picture.clip(0, 255).astype(np.uint8), level=90),
+                    "jpg": imagecodecs.jpeg8_encode(picture(rng), level=90),
                     "nsdgeneral.npy": rng.normal(size=(3, VOXELS)).astype(np.float16),
                     **unread,
                 })  # fmt: skip
 
     return data.once(root / name, make)
+
+
+def picture(rng: np.random.Generator) -> np.ndarray:
+    """Like a photograph in what its coder makes of it."""
+    whole = np.full((SIZE, SIZE, 3), 127.5, np.float32)
+    for patches, weight in ((4, 0.8), (12, 0.5), (40, 0.27), (130, 0.15)):
+        coarse = Image.fromarray(rng.integers(0, 256, (patches, patches, 3), np.uint8))
+        whole += weight * (np.asarray(coarse.resize((SIZE, SIZE), Image.Resampling.BICUBIC), np.float32) - 127.5)
+    return whole.clip(0, 255).astype(np.uint8)
 
 
 def make_volumes(root: Path) -> Path:

@@ -38,6 +38,9 @@ class FileId:
     compared: bool = False
     """Held against a manifest, block by block, when it is read."""
 
+    def __hash__(self) -> int:  # asked for with every loan, and Python keeps that of a text
+        return hash(self.path)
+
     @property
     def can_be_mapped(self) -> bool:
         """Whether it lies on this machine as it is, and nobody must know what is read of it."""

@@ -27,7 +27,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -37,7 +37,7 @@ from penstock import packing, tally
 from penstock.errors import CacheIsFull, Changed, ConfigError, Corrupt, LimitExceeded, Missing, Truncated, Unavailable
 from penstock.extents import FileId
 from penstock.filecache import PATIENCE_S, CacheFull, FileCache
-from penstock.manifest import PIECE_BYTES, Digests, Manifest, copies_bytes, digest, of_copy
+from penstock.manifest import PIECE_BYTES, Digests, Manifest, Span, copies_bytes, digest, of_copy
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB, MiB, parse_size
 from penstock.urls import is_remote
@@ -243,12 +243,17 @@ class Files:
         head = self._known.get(file.path)
         return head is None or not head.in_parts or file.size > limit  # the last is an error, which tells of the limit
 
-    @contextmanager
-    def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
+    def lend(self, file: FileId, *, mapped: bool = False) -> AbstractContextManager["Handle"]:
         """A handle of this file (or a mapping of it, where rows are too small for a system call each).
 
         The handle of a file that was not seen before tells by its ``size`` whether it is there.
         """
+        if file.size == NOT_SEEN or file.expanded or is_remote(file.path):
+            return self._lend_other(file)
+        return _Loan(self, file, mapped)
+
+    @contextmanager
+    def _lend_other(self, file: FileId) -> Iterator["Handle"]:
         if file.size == NOT_SEEN:
             with self._once(file) as handle:
                 yield handle
@@ -256,9 +261,6 @@ class Files:
             assert self.cache is not None
             with self.cache.lent(file, lambda descriptor: self._expand(file, descriptor)) as descriptor:
                 yield CachedHandle(file, descriptor, self._as_copied(file), self.cache)
-        elif not is_remote(file.path):
-            with self._lend_local(file, mapped) as handle:
-                yield handle
         elif self.cache is None or not self._keeps(file):
             yield RemoteHandle(file, self.remote, self.manifest)
         else:
@@ -403,20 +405,6 @@ class Files:
             with open(file.path, "rb", buffering=BUFFER_BYTES) as source:
                 yield from packing.pieces(source, file.path, FETCH_BYTES)
 
-    @contextmanager
-    def _lend_local(self, file: FileId, mapped: bool) -> Iterator["Handle"]:
-        handle = self._take(file, mapped)
-        try:
-            handle.check()
-            yield handle
-        finally:
-            with self._changed:
-                handle.users -= 1
-                if handle.users == 0:
-                    if self.max_open == 0:
-                        self._close(file, mapped)
-                    self._changed.notify()
-
     def close(self) -> None:
         """Close the descriptors that are not lent right now; the files can be lent again afterwards.
 
@@ -439,6 +427,14 @@ class Files:
             self._open.move_to_end((file, mapped))
             handle.users += 1
             return handle
+
+    def _give_back(self, handle: "Handle", file: FileId, mapped: bool) -> None:
+        with self._changed:
+            handle.users -= 1
+            if handle.users == 0:
+                if self.max_open == 0:
+                    self._close(file, mapped)
+                self._changed.notify()
 
     def _has_room(self) -> bool:
         """Whether one more may be open; if not, one that is idle is closed, or what has changed is waited for."""
@@ -504,6 +500,27 @@ def files_below(path: str) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in sorted(names) if name not in LOCKS)
 
 
+class _Loan:
+    """A handle of a file on this machine, for the length of a ``with``. (A generator would take twice as long.)"""
+
+    __slots__ = ("file", "files", "handle", "mapped")
+
+    def __init__(self, files: Files, file: FileId, mapped: bool) -> None:
+        self.files, self.file, self.mapped = files, file, mapped
+
+    def __enter__(self) -> "Handle":
+        handle = self.handle = self.files._take(self.file, self.mapped)
+        try:
+            handle.check()
+        except BaseException:
+            self.files._give_back(handle, self.file, self.mapped)
+            raise
+        return handle
+
+    def __exit__(self, *error: object) -> None:
+        self.files._give_back(self.handle, self.file, self.mapped)
+
+
 def remote_files(
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | str | None,
@@ -529,6 +546,8 @@ class Handle:
     """One open descriptor: of a file to read from, or of a mapping in ``bytes``."""
 
     manifest: Manifest | None = None
+    _span: Span | None = None
+    """Which blocks of the manifest are this file's, once that was asked."""
 
     def __init__(self, file: FileId, mapped: bool, manifest: Manifest | None = None) -> None:
         self.file = file
@@ -588,7 +607,9 @@ class Handle:
     def compare(self, offset: int, length: int) -> None:
         """Hold what is there against the manifest, unless that was done before."""
         assert self.manifest is not None
-        self.manifest.compare(self.file.path, self.fill, offset, length)
+        if self._span is None:
+            self._span = self.manifest.span(self.file.path)
+        self.manifest.compare(self.file.path, self._span, self.fill, (offset, offset + length))
 
     def fill(self, offset: int, views: list[memoryview]) -> None:
         """Short reads go on."""
@@ -730,7 +751,7 @@ class RemoteHandle(Handle):
         """By whole blocks, each held against its digest, and asked for once more where it was damaged on its way."""
         path, step = self.file.path, known.block_bytes
         with borrow(min(step, self.file.size)) as scratch:
-            for number, begin, end in known.blocks(path, offset, offset + len(goal)):
+            for number, begin, end in known.blocks(known.span(path), offset, offset + len(goal)):
                 block = scratch[: end - begin]
                 self._remote.read_into(self.file, begin, [block.data])
                 if known.is_other(number, block):

@@ -51,6 +51,8 @@ LEAST_BLOCK, MOST_BLOCK = 4 * KiB, 64 * MiB
 # Measured: what an entry of a dict of names takes, beside the text.
 ENTRY_BYTES = 200
 
+Span = tuple[int, int]
+
 Fill = Callable[[int, list[memoryview]], None]
 """Reads from an offset on, into all of these."""
 
@@ -123,20 +125,24 @@ class Manifest:
             if not os.path.exists(os.path.join(self.folder, name)):
                 raise Missing(f"{path}: the manifest {self.path} lists {name}, which is not there; restore it")
 
-    def blocks(self, path: str, first: int = 0, last: int = MOST_FILE_BYTES) -> Iterator[tuple[int, int, int]]:
+    def span(self, path: str) -> Span:
+        """The first block of a file that it lists, and the file's size."""
+        name = self.name_of(path)
+        return self.firsts[name], self.sizes[name]
+
+    def blocks(self, span: Span, begin: int = 0, end: int = MOST_FILE_BYTES) -> Iterator[tuple[int, int, int]]:
         """The number, begin and end of each block of a file, or of those that some bytes are of."""
-        name, step = self.name_of(path), self.block_bytes
-        size = self.sizes[name]
-        for block in range(first // step, -(-min(last, size) // step)):
-            yield self.firsts[name] + block, block * step, min((block + 1) * step, size)
+        (first, size), step = span, self.block_bytes
+        for block in range(begin // step, -(-min(end, size) // step)):
+            yield first + block, block * step, min((block + 1) * step, size)
 
     def is_other(self, number: int, data: np.ndarray) -> bool:
         """Whether these are not the bytes of a block."""
         return bool(digest(data) != self.digests[number].tobytes())
 
-    def compare(self, path: str, fill: Fill, offset: int, length: int) -> None:
-        """Hold every block that these bytes are of against its digest, unless that was done before."""
-        for number, begin, end in self.blocks(path, offset, offset + length):
+    def compare(self, path: str, span: Span, fill: Fill, wanted: tuple[int, int]) -> None:
+        """Hold every block that some bytes are of against its digest, unless that was done before."""
+        for number, begin, end in self.blocks(span, *wanted):
             if not self.seen[number]:
                 self.compare_block(path, fill, number, begin, end)
 

@@ -206,7 +206,7 @@ def _compared(known: Manifest, path: str, files: Files) -> Iterator[Damage | int
         yield Damage(path, 0, known.sizes.get(known.name_of(path), 0), str(error))
         return
     with files.lend(file) as handle:
-        for number, begin, end in known.blocks(path):
+        for number, begin, end in known.blocks(known.span(path)):
             try:
                 known.compare_block(path, handle.fill, number, begin, end)
             except (DataError, SourceError) as error:

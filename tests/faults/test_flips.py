@@ -22,6 +22,9 @@ import tiledb
 from penstock.errors import Corrupt, DataError
 from penstock.sizes import MiB
 
+# Its own writing, below, would put a warning into os.fork for the rest of this process.
+tiledb.ctx._needs_fork_wrapper = False
+
 FLIPS = 24
 ROWS = 30
 VALUES = np.random.default_rng(7).integers(0, 40, (ROWS, 600), dtype=np.int32)
