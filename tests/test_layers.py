@@ -42,7 +42,7 @@ LAYERS = [
     ],
     ["savedcolumns"],
     ["fileio", "codecs", "pictures"],
-    ["remote", "filecache", "packing"],
+    ["remote", "filecache", "packing", "manifest"],
     ["transport", "signing"],
     ["interleave"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],

@@ -23,6 +23,7 @@ from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
 from penstock.gathered import Gathered
+from penstock.manifest import load
 from penstock.mapped import Mapped, Transform
 from penstock.members import Decoders, Wanted, decoder_of
 from penstock.normalized import Normalized
@@ -331,6 +332,7 @@ def open(
     cache_dir: Path | None = None,
     cache_bytes: int | str | None = None,
     remote: "RemoteOptions | None" = None,
+    manifest: Path | None = None,
     size: int | tuple[int, int] | None = None,
     fit: Fit = "resize",
     max_pixels: int = MAX_PIXELS,
@@ -355,6 +357,8 @@ def open(
                      reads ranges over the network
     cache_bytes:     how much that folder may hold ("200GB"); None for as much as the disk does
     remote:          how patient to be with servers: ``penstock.remote.RemoteOptions``
+    manifest:        what ``penstock verify … --write`` wrote of these files: each block is held against its digest when
+                     it is first read, and files that the manifest does not list are refused
     size:            bring pictures of any size to this one: (height, width), or one number for both
     fit:             how: "resize" stretches, "cover" scales and cuts off what stands out, "crop" cuts out the middle
     max_pixels:      pictures that declare more are refused before they are decoded
@@ -366,11 +370,13 @@ def open(
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r}: expected a tuple of names, such as ({fields!r},)")
     check_on_error(on_error)
+    if swmr and manifest is not None:
+        raise ConfigError("swmr=True, manifest=…: a file that is being written has none; leave out one of the two")
     folder = None if index_dir is False else index.default_folder() if index_dir is None else os.fspath(index_dir)
     options = OpenOptions(
         None if fields is None else tuple(fields),
         allow_fill,
-        remote_files(cache_dir, cache_bytes, remote, max_open=max_open_files),
+        remote_files(cache_dir, cache_bytes, remote, max_open_files, None if manifest is None else load(manifest)),
         row_axis,
         swmr,
         on_error,
@@ -397,7 +403,7 @@ def open_raw(
     row, files = raw.row_spec(dtype, shape), Files(max_open_files)
     if not isinstance(offset, int) or offset < 0:
         raise ConfigError(f"offset={offset!r}: expected a number of bytes, 0 or more")
-    paths = _paths(path if isinstance(path, str | os.PathLike) else tuple(path), files)
+    paths = paths_of(path if isinstance(path, str | os.PathLike) else tuple(path), files)
     stores = [raw.open_file(each, field, row, offset, files) for each in paths]
     store = stores[0] if len(stores) == 1 else Concat(stores)
     if len(store) == 0:
@@ -442,11 +448,17 @@ class _Opened(Dataset):
     def __init__(self, path: Path | Sequence[Path], options: OpenOptions) -> None:
         self._path, self._options = path, options
         left_out: list[DataError | SourceError] = []
-        paths = _paths(path, options.files, left_out if options.on_error == "skip" else None)
+        paths = paths_of(path, options.files, left_out if options.on_error == "skip" else None)
+        files = options.files
+        if files.manifest is not None and is_remote(paths[0]):
+            files.manifest = files.manifest.of_addresses(paths)
         stores = []
         for each in paths:
             try:
-                stores.append(format_of(each, options.files).open(each, options))
+                found = format_of(each, files)
+                if not found.reads_itself:
+                    files.compare_whole(each)
+                stores.append(found.open(each, options))
                 left_out += getattr(stores[-1], "left_out", ())  # files of a folder
             except (DataError, SourceError) as error:
                 if options.on_error == "raise":
@@ -539,7 +551,7 @@ def _join_rows(label: str, dataset: Dataset, rows: Any) -> np.ndarray:
         raise type(error)(f"join: {label}: {error}") from None
 
 
-def _paths(
+def paths_of(
     path: Path | Iterable[Path], files: Files, left_out: list[DataError | SourceError] | None = None
 ) -> list[str]:
     """The files that are meant; those that are not there go to ``left_out``, if there is one."""
@@ -547,7 +559,7 @@ def _paths(
         found = []
         for one in path:
             try:
-                found += _paths(one, files)
+                found += paths_of(one, files)
             except Missing as error:
                 if left_out is None:
                     raise
@@ -568,7 +580,7 @@ def _paths(
             )
         return [name]
     if "{" in name and (expanded := _expanded(name)) != [name]:
-        return _paths(expanded, files, left_out)
+        return paths_of(expanded, files, left_out)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)

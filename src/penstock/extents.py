@@ -35,14 +35,16 @@ class FileId:
     """What a server calls this version of a file that is not on this machine."""
     expanded: bool = False
     """The bytes are those that the compressed file at ``path`` holds."""
+    compared: bool = False
+    """Held against a manifest, block by block, when it is read."""
 
     def __hash__(self) -> int:  # asked for with every loan, and Python keeps that of a text
         return hash(self.path)
 
     @property
     def can_be_mapped(self) -> bool:
-        """Whether it lies on this machine as it is."""
-        return not self.expanded and not is_remote(self.path)
+        """Whether it lies on this machine as it is, and nobody must know what is read of it."""
+        return not self.expanded and not self.compared and not is_remote(self.path)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from penstock.dataset import Dataset, OnError, check_on_error
 from penstock.deal import Deal, Tail
 from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.face import Face, HandOver, make_face
-from penstock.inspection import advice, codecs, read_paths
+from penstock.inspection import advice, codecs, read_paths, unchecked
 from penstock.machine import cores, free_bytes, held_bytes
 from penstock.order import BlockShuffled, InBlocks, InOrder, InWindows, Order, Repeated, Shuffled, check_seed
 from penstock.planning import Plan, Request, make_plan
@@ -127,6 +127,7 @@ class Loader:
         self._position = _Position(epoch=0, samples=0, begun=False)
         self._iteration: weakref.ref[Iteration] = lambda: None  # type: ignore[assignment]
         self._codecs = codecs(read_paths(self._store))
+        self._unchecked = unchecked(read_paths(self._store))
         self._files_left_out = [str(why) for why in ds.left_out]
         self._account = self._new_account(0, ReaderTimes())
         self.told_kept = False
@@ -228,7 +229,7 @@ class Loader:
     def _new_account(self, epoch: int, times: ReaderTimes) -> "_Account":
         return _Account(
             epoch, self.plan, Meter(self.held_before), times, self._slots, self._files_left_out, self.request.threads,
-            self._codecs,
+            self._codecs, self._unchecked,
         )  # fmt: skip
 
     def _identify(self, column: str, rows: np.ndarray) -> Any:
@@ -263,6 +264,7 @@ class _Account:
     files_left_out: Sequence[str]
     threads_wanted: int
     codecs: str
+    unchecked: Sequence[str]
 
     def stats(self) -> Stats:
         meter = self.meter
@@ -294,6 +296,8 @@ class _Account:
             waited_for_first=meter.waited_for_first,
             threads_wanted=self.threads_wanted,
             codecs=self.codecs,
+            unchecked=self.unchecked,
+            unverified=meter.samples * len(self.unchecked),
         )
 
 

@@ -83,6 +83,12 @@ class Stats:
     codecs: str = ""
     """What the data are stored through, where they are."""
 
+    unchecked: Sequence[str] = ()
+    """Fields of files that have no checksum, opened without a manifest: a damaged byte of theirs passes for data."""
+
+    unverified: int = 0
+    """Values (a field of a sample each) that were delivered without anything to hold them against."""
+
     @property
     def decoding_seconds(self) -> float:
         """The rest of the readers' busy time: decoding, converting, putting into place."""
@@ -240,4 +246,6 @@ def together(parts: Mapping[str, Stats], meter: Meter) -> Stats:
         left_out=left_out[:LISTED],
         left_out_samples=sum(part.left_out_samples for part in each),
         files_left_out=[why for part in each for why in part.files_left_out],
+        unchecked=[f"{name}: {field}" for name, part in parts.items() for field in part.unchecked],
+        unverified=sum(part.unverified for part in each),
     )

@@ -24,10 +24,13 @@ from penstock.membergather import GatherMembers, member_reader
 from penstock.members import MemberReader
 from penstock.pieces import WHOLE, Share
 from penstock.rangeread import Gathering, GatherReader, PartReader, RangeReader, range_reader
-from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath
 from penstock.together import Together, together
 from penstock.urls import base_name
 from penstock.within import Box, Within, compose
+
+CHECKED_BY = {"fletcher32": "fletcher32", "crc32c": "crc32c", "deflate": "adler32", "gzip": "crc32"}
+"""Codecs that notice when a byte is another, and by what."""
 
 Out = Mapping[str, np.ndarray]
 """The caller's memory: arrays of shape (places, *field shape) and the field's dtype, rows contiguous."""
@@ -211,6 +214,7 @@ class ExtentStore:
         return {
             **{id(part): part.index_bytes for part in parts},
             **{id(array.keys): array.table_bytes for array in tables},
+            **self._files.shared_index,
         }
 
     @property
@@ -224,7 +228,8 @@ class ExtentStore:
 
     def scratch_bytes(self, rows: int) -> int:
         at_once = 0 if self._together is None else self._together.scratch_bytes()
-        return max(at_once, *(reader.scratch_bytes(rows) for reader in self._readers.values()))
+        apart = max(at_once, *(reader.scratch_bytes(rows) for reader in self._readers.values()))
+        return apart + self._files.scratch_bytes
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         self.read_share(rows, at, out, WHOLE)
@@ -271,9 +276,9 @@ class ExtentStore:
 
     def read_paths(self) -> Sequence[ReadPath]:
         return [
-            _far_path(reader, _chunk_path(name, reader, self._length))
+            _whole_path(reader, _chunk_path(name, reader, self._length))
             if isinstance(reader, LargeChunks | SmallChunks)
-            else _far_path(reader, _range_path(name, reader, self._length))
+            else _whole_path(reader, _range_path(name, reader, self._length))
             for name, reader in self._readers.items()
         ]
 
@@ -298,10 +303,19 @@ def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None
     return range_reader(array, files, cast, part)
 
 
-def _far_path(reader: _Reader, path: ReadPath) -> ReadPath:
-    if not reader.files.is_far(reader.array.file):
-        return path
-    return replace(path, far=True)
+def _whole_path(reader: _Reader, path: ReadPath) -> ReadPath:
+    """What is the same for all layouts: where the file is, and what its bytes are held against."""
+    files = reader.files
+    checked_by = path.checked_by if files.manifest is None else MANIFEST
+    return replace(path, far=files.is_far(reader.array.file), checked_by=checked_by)
+
+
+def _checksum(array: Chunks) -> str:
+    """What tells a damaged chunk from a sound one, if every chunk has it."""
+    if array.table.some_skipped:
+        return ""
+    through = {codec for codec, _ in array.codecs}
+    return next((by for codec, by in CHECKED_BY.items() if codec in through), "")
 
 
 def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
@@ -335,5 +349,5 @@ def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> Read
     stored = array.table.stored_bytes
     return ReadPath(
         name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, stored, array.table.missing,
-        remedy, epoch_bytes=reader.epoch_bytes,
+        remedy, epoch_bytes=reader.epoch_bytes, checked_by=_checksum(array),
     )  # fmt: skip

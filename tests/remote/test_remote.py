@@ -86,6 +86,7 @@ TRANSIENT = {
 }
 
 
+@pytest.mark.case(43)
 @pytest.mark.parametrize("case", [*TRANSIENT, "another range"])
 def test_ranges_survive(server, wrong, case):
     some, file = opened(server)
@@ -94,6 +95,7 @@ def test_ranges_survive(server, wrong, case):
     assert not server.once
 
 
+@pytest.mark.case(43)
 @pytest.mark.parametrize("case", [case for case in TRANSIENT if "announces" not in case])
 def test_streams_survive(server, wrong, case):
     some = files()
@@ -103,6 +105,7 @@ def test_streams_survive(server, wrong, case):
     assert not server.once
 
 
+@pytest.mark.case(43)
 def test_a_stream_that_is_shorter_than_announced_is_an_error(server, wrong):
     some = files()
     path = some.remote.admit(server.put("a.bin", DATA))
@@ -111,6 +114,7 @@ def test_a_stream_that_is_shorter_than_announced_is_an_error(server, wrong):
         stream(some, path)
 
 
+@pytest.mark.case(43)
 def test_what_was_had_is_not_asked_for_again(server, wrong):
     some, file = opened(server)
     server.asked.clear()
@@ -119,6 +123,7 @@ def test_what_was_had_is_not_asked_for_again(server, wrong):
     assert [wanted for _, _, wanted in server.asked] == ["bytes=1000-200999", "bytes=61000-200999"]
 
 
+@pytest.mark.case(44)
 def test_retry_after_is_waited_for(server, wrong):
     some, file = opened(server)
     server.once = [wrong.status(503, Retry_After="1")]
@@ -138,6 +143,7 @@ FOR_EVER = {
 }
 
 
+@pytest.mark.case(44)
 @pytest.mark.parametrize(
     ("case", "how"),
     [*((case, "range") for case in FOR_EVER), *((case, "stream") for case in FOR_EVER if case != "another range")],
@@ -154,6 +160,7 @@ def test_what_does_not_pass_is_an_error_in_time(server, wrong, case, how):
     server.always = None
 
 
+@pytest.mark.case(44)
 def test_a_refused_connection_is_an_error_in_time(server):
     some, file = opened(server, files(QUICK))
     some.close()
@@ -166,6 +173,7 @@ def test_a_refused_connection_is_an_error_in_time(server):
     server.http.shutdown = server.http.server_close = lambda: None
 
 
+@pytest.mark.case(43)
 def test_a_replaced_file_is_noticed(server):
     some, file = opened(server)
     server.put("a.bin", DATA[::-1].copy())
@@ -173,6 +181,7 @@ def test_a_replaced_file_is_noticed(server):
         read(some, file)
 
 
+@pytest.mark.case(43)
 @pytest.mark.parametrize(("etag", "when"), [(False, True), (True, False)])
 def test_a_file_replaced_while_it_is_read_is_noticed(server, wrong, etag, when):
     server.gives_etag, server.gives_time = etag, when
@@ -187,6 +196,7 @@ def test_a_file_replaced_while_it_is_read_is_noticed(server, wrong, etag, when):
         read(some, file)
 
 
+@pytest.mark.case(43)
 def test_a_shorter_file_is_noticed(server):
     server.gives_etag = server.gives_time = False
     some, file = opened(server)
@@ -195,6 +205,7 @@ def test_a_shorter_file_is_noticed(server):
         read(some, file)
 
 
+@pytest.mark.case(43)
 def test_without_ranges_random_access_is_refused_and_streaming_works(server, wrong):
     server.always = wrong.no_ranges
     some = files()
@@ -206,6 +217,7 @@ def test_without_ranges_random_access_is_refused_and_streaming_works(server, wro
     assert stream(some, path) == DATA.tobytes()
 
 
+@pytest.mark.case(43)
 def test_a_server_that_stops_sending_ranges(server, wrong):
     some, file = opened(server)
     server.always = wrong.no_ranges
@@ -213,6 +225,7 @@ def test_a_server_that_stops_sending_ranges(server, wrong):
         read(some, file)
 
 
+@pytest.mark.case(43)
 def test_a_stream_without_ranges_survives_a_drop(server, wrong):
     some = files()
     path = some.remote.admit(server.put("a.bin", DATA))
@@ -221,6 +234,7 @@ def test_a_stream_without_ranges_survives_a_drop(server, wrong):
     assert stream(some, path) == DATA.tobytes()
 
 
+@pytest.mark.case(44)
 @pytest.mark.parametrize(("code", "kind"), [(404, Missing), (410, Missing), (403, Unavailable), (401, Unavailable)])
 def test_what_no_retry_helps_is_said_at_once(server, wrong, code, kind):
     some, file = opened(server)
@@ -363,6 +377,7 @@ def test_it_can_be_sent_to_other_processes(server):
     assert np.array_equal(read(sent, file, 3, 30), DATA[3:33])
 
 
+@pytest.mark.case(44)
 def test_a_thread_that_waits_can_be_stopped(server, wrong):
     some, file = opened(server, files(RemoteOptions(deadline_s=60, stall_timeout_s=60)))
     server.always = wrong.stall(0, 15)

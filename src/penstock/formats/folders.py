@@ -23,6 +23,7 @@ from penstock.formats import filetables
 from penstock.formats.filetables import ColumnStore
 from penstock.formats.samples import MOST_TRIED, count_pixels
 from penstock.members import Kind, Picture
+from penstock.spec import IN_MEMORY, MANIFEST
 from penstock.store import ExtentStore, Store
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
         raise files.left_out[0]
     if not len(files):
         raise Missing(f"{path}: no pictures in it or in its folders ({files.passed_over:,} files of other kinds)")
+    if options.files.manifest is not None:
+        options.files.manifest.check_there(path)
     columns = _columns(files, options)
     fields = options.fields or (field, *columns.store.fields)
     for name in fields:
@@ -91,14 +94,16 @@ class _Columns:
 
 def _columns(files: FileList, options: "OpenOptions") -> _Columns:
     table = filetables.find(files.root)
+    by = "" if options.files.manifest is None else MANIFEST
     if table is not None:
+        options.files.compare_whole(table)
         rows, columns, left_out = filetables.read(table, files)
         if left_out and options.on_error == "raise":
             raise left_out[0]
-        return _Columns(ColumnStore(columns, len(rows)), rows, left_out)
+        return _Columns(ColumnStore(columns, len(rows), (), by), rows, left_out)
     if not files.top_names or files.tops.min() < 0:  # some are in no folder
         return _Columns(ColumnStore({}, len(files)))
-    return _Columns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files), files.top_names))
+    return _Columns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files), files.top_names, IN_MEMORY))
 
 
 def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenOptions") -> LooseFiles:

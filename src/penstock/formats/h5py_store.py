@@ -27,11 +27,14 @@ CACHE_BYTES = 64 * MiB
 LIBRARY_BYTES = 4 * MiB
 CHUNK_COPIES = 3
 
+DAMAGED = (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError, OverflowError, NotImplementedError)
+"""What h5py raises when a file's structures do not hold; each place in it has its own."""
+
 
 @contextmanager
 def opened(file: FileId, files: Files, cache_bytes: int = 0) -> Iterator[Any]:
-    """The file for h5py; one on another machine is read through a Python file object, or from its copy."""
-    if not is_remote(file.path):
+    """The file for h5py; one on another machine, or held against a manifest, is read through a Python file object."""
+    if not file.compared and not is_remote(file.path):
         with _opened(file, file.path, cache_bytes) as h5:
             yield h5
         return
@@ -57,12 +60,21 @@ def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
         h5 = h5py.File(source, "r", rdcc_nbytes=cache_bytes, swmr=file.growing)
     except OSError as error:
         failure = _explained(file, error)
+    if failure is None:
+        with h5:
+            try:
+                yield h5
+            except PenstockError:
+                raise
+            except DAMAGED as error:
+                failure = Corrupt(
+                    f"{file.path}: HDF5 cannot make sense of it ({type(error).__name__}: {error}); the file is "
+                    f"damaged: fetch it again"
+                )
     if failure is not None:
         # Not as a consequence of h5py's: its traceback holds the file object, and where that outlives h5py, the process
         # crashes at its end.
         raise failure
-    with h5:
-        yield h5
 
 
 def _explained(file: FileId, error: OSError) -> PenstockError:
@@ -115,7 +127,12 @@ class H5pyStore(SlicedStore):
         return H5pyStore(self.file, self._files, self._rows, layouts)
 
     def scratch_bytes(self, rows: int) -> int:
-        return super().scratch_bytes(rows) + (PAGED_BYTES if is_remote(self.file.path) else 0)
+        paged = PAGED_BYTES if self.file.compared or is_remote(self.file.path) else 0
+        return super().scratch_bytes(rows) + paged + self._files.scratch_bytes
+
+    @property
+    def shared_index(self) -> dict[int, int]:
+        return self._files.shared_index
 
     @contextmanager
     def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:

@@ -43,7 +43,9 @@ def open_file(path: str, options: "OpenOptions") -> Store:
                 _check_written(found, options)
                 _check_filters(found)
                 stored, chunks = found.dataset.dtype, found.dataset.chunks
-                through_h5py[found.name] = Layout(stored, found.shape, chunks, found.axis, where)
+                through_h5py[found.name] = Layout(
+                    stored, found.shape, chunks, found.axis, where, checked_by="fletcher32" * found.dataset.fletcher32
+                )
             else:
                 direct[found.name] = where
     stores: list[Store] = []

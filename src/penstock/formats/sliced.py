@@ -6,7 +6,7 @@ layout. The rest is here: runs of neighbouring rows, rows on any axis, part of e
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Self
@@ -19,7 +19,7 @@ from penstock.extents import FileId
 from penstock.fileio import check_unchanged
 from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
-from penstock.spec import Fields, FieldSpec, Origin, ReadPath
+from penstock.spec import MANIFEST, Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
 from penstock.urls import base_name, is_remote
 from penstock.within import Box, Mask, Within, compose, coordinates, element_strides, everything
@@ -41,6 +41,8 @@ class Layout:
     why: str
     """Why the library must read it."""
     part: Within | None = None
+    checked_by: str = field(default="", kw_only=True)
+    """The library's own check of what it reads."""
 
     @cached_property
     def spec(self) -> FieldSpec:
@@ -97,7 +99,10 @@ class Layout:
         touched = prod(self.read_shape) * self.chunk_rows * self.stored.itemsize
         layout = f"chunks of {self.chunks}" if self.chunks else "not in chunks"
         remedy = self.remedy.format(name=name) if self.chunk_rows > 1 else ""
-        return ReadPath(name, self.spec, rows, layout, self.how, self.chunk_rows, touched / delivered, 0, 0, remedy)
+        return ReadPath(
+            name, self.spec, rows, layout, self.how, self.chunk_rows, touched / delivered, 0, 0, remedy,
+            checked_by=self.checked_by,
+        )  # fmt: skip
 
     def scratch_bytes(self, rows: int) -> int:
         group = aligned(min(rows, self.group) * self.read_bytes)
@@ -204,7 +209,8 @@ class SlicedStore:
             np.copyto(read, np.moveaxis(goal, layout.row_axis, 0))
 
     def read_paths(self) -> Sequence[ReadPath]:
-        return [each.read_path(name, self._rows) for name, each in self.layouts.items()]
+        found = [each.read_path(name, self._rows) for name, each in self.layouts.items()]
+        return [replace(path, checked_by=MANIFEST) for path in found] if self.file.compared else found
 
     def origin(self, row: int) -> Origin:
         return Origin(self.file.path, f"{next(iter(self.fields))}[{row}]")

@@ -2,7 +2,8 @@
 
 Rules:
 1. The library's threads and memory are ours to bound: one context a process, without threads of its own beyond the
-   least, with a limit on the tiles it holds at once.
+   least, with a limit on the tiles it holds at once. A context keeps something of every query for as long as it lives
+   (measured: 12 KB), so that after some hundreds of them another takes its place.
 2. Contexts and open arrays never cross a fork: their threads do not, and ending them would wait for those. A child
    leaves what it inherited alone for good, and opens its own.
 3. An array is read as it was when it was opened. TileDB keeps what was written with its time, and later writes are not
@@ -44,8 +45,13 @@ FIELD = "data"
 TILES_BYTES = 8 * MiB
 TILE_COPIES = 2
 
-# Measured: what a read takes besides its tiles.
-LIBRARY_BYTES = 4 * MiB
+# Queries of one context: what it keeps of them is 3 MiB then.
+MOST_QUERIES = 256
+
+# Measured: what a read takes besides its tiles, and what a context keeps.
+LIBRARY_BYTES = 7 * MiB
+
+CHECKSUMS = {"ChecksumSHA256Filter": "sha256", "ChecksumMD5Filter": "md5"}
 
 # More boxes than this are not compared cell by cell to find what was never written.
 MOST_CELLS_COMPARED = 1_000_000
@@ -76,7 +82,9 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
         for layout in layouts.values():
             _check_written(path, fragments.nonempty_domain, layout)
     named = sorted(os.path.basename(uri.rstrip("/")) for uri in fragments.uri)
-    return TileDBStore(identify(path), next(iter(lengths.values())), layouts, opened, digest(*named))
+    return TileDBStore(
+        options.files.marked(identify(path)), next(iter(lengths.values())), layouts, opened, digest(*named)
+    )
 
 
 def _attributes(path: str, schema: Any, options: "OpenOptions") -> Sequence[str]:
@@ -144,8 +152,14 @@ def _layout(path: str, schema: Any, written: Sequence[tuple[int, int]], name: st
     attribute = schema.attr("" if name == FIELD and not schema.has_attr(FIELD) else name)
     return Layout(
         attribute.dtype, shape, tiles, axis, "", None, tuple(int(first) for first, _ in ranges), attribute.name,
-        unaligned,
+        unaligned, checked_by=_checksum(attribute),
     )  # fmt: skip
+
+
+def _checksum(attribute: Any) -> str:
+    """What the library holds each tile against, if anything."""
+    kinds = {type(each).__name__ for each in attribute.filters}
+    return next((name for kind, name in CHECKSUMS.items() if kind in kinds), "")
 
 
 def _check_written(path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout: Layout) -> None:
@@ -219,14 +233,15 @@ class TileDBStore(SlicedStore):
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         library = _library()
         tiledb_array, layout = array
-        native = library.libtiledb
+        native, context = library.libtiledb, tiledb_array.ctx
+        _count_query()
         tally.mine().bytes_read += goal.nbytes
         flat = goal.reshape(-1)
         parts = 2 if flat.dtype.kind == "c" else 1
         try:
-            query = native.Query(_context(), native.Array(_context(), tiledb_array))
+            query = native.Query(context, native.Array(context, tiledb_array))
             query.layout = native.LayoutType.ROW_MAJOR
-            region = library.Subarray(tiledb_array, _context())
+            region = library.Subarray(tiledb_array, context)
             along = zip(wanted, layout.begins, strict=True)
             region.add_ranges([[(each.start + begin, each.stop + begin - 1)] for each, begin in along])
             query.set_subarray(region)
@@ -260,23 +275,34 @@ class Opened:
         """Forget the open array, which is returned."""
         inherited = getattr(self, "_array", None)
         self._array: Any = None
-        self._users = 0
+        self._users: dict[int, int] = {}
         self._lock = threading.Lock()
         return inherited
 
     @contextmanager
     def lend(self) -> Iterator[Any]:
-        """The library's array, to several threads at once."""
+        """The library's array, to several threads at once; anew where its context has done enough."""
         with self._lock:
+            if self._array is not None and self._array.ctx is not _context():
+                self._let_go(self._array)
+                self._array = None
             if self._array is None:
                 self._array = self._open()
-            self._users += 1
             array = self._array
+            self._users[id(array)] = self._users.get(id(array), 0) + 1
         try:
             yield array
         finally:
             with self._lock:
-                self._users -= 1
+                self._users[id(array)] -= 1
+                if array is not self._array:
+                    self._let_go(array)
+
+    def _let_go(self, array: Any) -> None:
+        """Close it, unless somebody reads from it right now, who then does."""
+        if self._users.get(id(array), 0) == 0:
+            self._users.pop(id(array), None)
+            array.close()
 
     def _open(self) -> Any:
         library = _library()
@@ -288,8 +314,8 @@ class Opened:
     def close(self) -> None:
         """Close it, unless somebody reads from it right now."""
         with self._lock:
-            if self._array is not None and self._users == 0:
-                self._array.close()
+            if self._array is not None and self._users.get(id(self._array), 0) == 0:
+                self._let_go(self._array)
                 self._array = None
 
 
@@ -303,20 +329,31 @@ def _library() -> Any:
 
 _context_made: list[Any] = []
 _context_making = threading.Lock()
+_queries = 0
+
+
+def _count_query() -> None:
+    """One more of the present context."""
+    global _queries
+    _queries += 1  # one that is lost between threads does no harm
 
 
 def _context() -> Any:
-    """The one context of this process."""
-    if not _context_made:
-        with _context_making:
-            if not _context_made:
-                limits = {
-                    "sm.compute_concurrency_level": "1",  # the readers are threads already
-                    "sm.io_concurrency_level": "1",
-                    "sm.mem.tile_upper_memory_limit": str(TILES_BYTES),
-                }
-                _context_made.append(_library().Ctx(limits))
-    return _context_made[0]
+    """The one context of this process, until it has done enough; those that opened arrays with it keep it."""
+    global _queries
+    made = _context_made[:1]
+    if made and _queries < MOST_QUERIES:
+        return made[0]
+    with _context_making:
+        if not _context_made or _queries >= MOST_QUERIES:
+            limits = {
+                "sm.compute_concurrency_level": "1",  # the readers are threads already
+                "sm.io_concurrency_level": "1",
+                "sm.mem.tile_upper_memory_limit": str(TILES_BYTES),
+            }
+            _context_made[:] = [_library().Ctx(limits)]
+            _queries = 0
+        return _context_made[0]
 
 
 _EVERY_OPENED: "weakref.WeakSet[Opened]" = weakref.WeakSet()

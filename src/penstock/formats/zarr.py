@@ -49,7 +49,7 @@ def is_store(path: str) -> bool:
 
 
 def _keys(path: str, files: Files) -> Folder | Zip:
-    return Zip(path) if os.path.isfile(path) else Folder(path, files)
+    return Zip(path, files) if os.path.isfile(path) else Folder(path, files)
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ class Found:
 
 def open_store(path: str, options: "OpenOptions") -> Store:
     """The rows of the arrays of one store."""
+    if os.path.isfile(path):
+        options.files.compare_whole(path)
     keys = _keys(path, options.files)
     nodes = dict(_asked_for(keys, options.fields or ()) or _nodes(keys))
     if not nodes:
@@ -286,6 +288,7 @@ def _through_zarr(
         raise ConfigError(
             f"{keys.root}: has arrays that only zarr-python can read ({told}); fetch the store to do that"
         )
+    options.files.compare_whole(keys.root)
     layouts = {}
     for name, (found, why) in arrays.items():
         _check_written(keys, found, options)

@@ -94,9 +94,9 @@ class Folder:
 class Zip:
     """An archive whose members are the keys."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, files: Files) -> None:
         self.root = path
-        self.table: ZipTable = zip_table(path)
+        self.table: ZipTable = zip_table(path, files)
         self._numbers: Mapping[str, int] = {name: number for number, name in enumerate(self.table.names)}
 
     def path(self, key: str) -> str:
