@@ -18,7 +18,7 @@ from penstock.braces import expand_braces
 from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
-from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
+from penstock.fileio import MAX_OPEN_FILES, Files, remote_files, steadily
 from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
@@ -431,6 +431,10 @@ class Keys(Sequence[str]):
         return row
 
 
+def _open_store(path: str, options: OpenOptions) -> Store:
+    return steadily(path, lambda: format_of(path, options.files).open(path, options))
+
+
 class _Opened(Dataset):
     """A dataset as ``open`` gave it, which knows how to open itself again."""
 
@@ -441,7 +445,7 @@ class _Opened(Dataset):
         stores = []
         for each in paths:
             try:
-                stores.append(format_of(each, options.files).open(each, options))
+                stores.append(_open_store(each, options))
                 left_out += getattr(stores[-1], "left_out", ())  # files of a folder
             except (DataError, SourceError) as error:
                 if options.on_error == "raise":

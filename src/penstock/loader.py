@@ -47,6 +47,9 @@ WINDOW_BYTES = 256 * MiB
 # With no budget given, a quarter of what is free leaves room for the model and for a second loader.
 DEFAULT_SHARE = 4
 
+# How long the next epoch waits for reads of the last that are still under way, before it takes other slots.
+SLOTS_BACK_WITHIN_S = 10.0
+
 # Threads that wait for a network: at 40 ms a request, 16 of them ask 400 times a second.
 FAR_THREADS = 16
 
@@ -129,6 +132,7 @@ class Loader:
         self._position = _Position(epoch=0, samples=0, begun=False)
         self._iteration: weakref.ref[Iteration] = lambda: None  # type: ignore[assignment]
         self._team: Team | None = None
+        self._readers: Readers | None = None
         self._process = os.getpid()
         self._codecs = codecs(read_paths(self._store))
         self._files_left_out = [str(why) for why in ds.left_out]
@@ -144,7 +148,7 @@ class Loader:
         """Begin the next epoch, or go on from a loaded position. An iteration still under way ends."""
         self._end_iteration("a newer iteration of this loader began; a loader feeds one loop at a time")
         if self._team is not None:
-            self._team.wait()  # it has the slots
+            self._team.wait(SLOTS_BACK_WITHIN_S)
         at = self._position
         if at.begun:
             at = _Position(at.epoch + 1, 0, begun=False)
@@ -161,9 +165,15 @@ class Loader:
         """An epoch from a position on, to be read by a team that may read for others too."""
         self._leave_to_the_parent()
         self._position = _Position(epoch, samples, begun=True)
+        if self._slots is not None and self._readers is not None:
+            if self._readers.gone:
+                self._slots.reclaim()
+            else:
+                self._slots.close()  # a read that does not return may still write to them
+                self._slots = None
         if self._slots is None:
             self._slots = Slots(self._store.fields, self.plan.batch_rows, self.plan.slots, self._face.pin)
-        readers = Readers(
+        self._readers = readers = Readers(
             self._store,
             Epoch(epoch, self._order, replace(self.deal, start=samples)),
             self.plan,
@@ -235,7 +245,7 @@ class Loader:
     def _leave_to_the_parent(self) -> None:
         """In a forked child: its parent's threads are not here, nor ever let go of the slots that they hold."""
         if self._process != os.getpid():
-            self._process, self._team, self._slots = os.getpid(), None, None
+            self._process, self._team, self._readers, self._slots = os.getpid(), None, None, None
             self._iteration = lambda: None  # type: ignore[assignment]
 
     def _new_account(self, epoch: int, times: ReaderTimes) -> "_Account":

@@ -68,13 +68,14 @@ class Team:
 
     def start(self) -> None:
         """Begin to read, with as many of the threads as the system lets us have."""
-        self._remaining.extend(range(1, len(self._threads) + 1))
         for begun, thread in enumerate(self._threads):
+            self._remaining.append(begun + 1)
             try:
                 thread.start()
             except RuntimeError as error:
-                for _ in self._threads[begun:]:
-                    self._go()
+                if thread.ident is not None:  # it runs: an interrupt came in between
+                    raise
+                self._go()
                 del self._threads[begun:]
                 if not begun:
                     raise Unavailable(
@@ -92,15 +93,15 @@ class Team:
         self._go()
         self.wait(END_WITHIN_S)
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Until the threads have ended, or for so long."""
+    def wait(self, seconds: float) -> None:
+        """Until the threads have ended, but no longer than that."""
         # The collector ends iterations wherever it happens to run, and no thread can wait for itself.
         if threading.current_thread() in self._threads:
             return
-        until = None if seconds is None else time.monotonic() + seconds
+        until = time.monotonic() + seconds
         for thread in self._threads:
             if thread.ident is not None:  # or else it was never started
-                thread.join(None if until is None else max(0.0, until - time.monotonic()))
+                thread.join(max(0.0, until - time.monotonic()))
 
     def _go(self) -> None:
         """A thread, or all those they read for, are gone; the last lets go of everything."""
@@ -164,12 +165,13 @@ class Readers:
         self.scratch_bytes = store.scratch_bytes(plan.rows_per_read)
         self.all_taken = False
         self._counting = threading.Lock()
-        self._reads = reads(epoch, plan, self._free_slot)
+        self._reads = reads(epoch, plan, slots.take)
         self._next_read: Read | None = None
         self._done: SimpleQueue[list[Batch] | BaseException] = SimpleQueue()
         self._ready: dict[int, Batch] = {}
-        self._held: set[int] = set()
         self._stopped = False
+        self.gone = False
+        """Whether the threads have ended, so that nobody writes to the slots."""
         slots.ring(team.bell)
         team.join(self)
 
@@ -195,9 +197,8 @@ class Readers:
             self._team.leave()
 
     def let_go(self) -> None:
-        """Take back the slots of batches that nobody asked for, and close the files; the threads have ended."""
-        while self._held:
-            self.slots.give_back(self._held.pop())
+        """Close the files; the threads have ended."""
+        self.gone = True
         self.store.close()
 
     def can_go_on(self) -> bool:
@@ -241,15 +242,7 @@ class Readers:
             self._ready[batch.step] = batch
 
     def _hand_over(self, step: int) -> Batch:
-        batch = self._ready.pop(step)
-        self._held.discard(batch.slot)
-        return batch
-
-    def _free_slot(self) -> int | None:
-        number = self.slots.take()
-        if number is not None:
-            self._held.add(number)
-        return number
+        return self._ready.pop(step)
 
     def _fill(self, read: Read) -> None:
         for parts in self._together(read):

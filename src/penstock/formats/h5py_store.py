@@ -68,7 +68,7 @@ def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
 def _explained(file: FileId, error: OSError) -> PenstockError:
     if "truncated" in str(error):
         return Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT):
+    if error.errno in (errno.EACCES, errno.EPERM, errno.ENOENT):
         return Unavailable(f"{file.path}: cannot be read ({error}); check the path and its permissions")
     return Corrupt(
         f"{file.path}: not a whole HDF5 file ({file.size:,} bytes; {error}); fetch it again, or leave it out"
