@@ -411,16 +411,24 @@ class Files:
             self._remote.close()
 
     def _take(self, file: FileId, mapped: bool) -> "Handle":
+        """A handle that counts as lent. Where the process has no more descriptors, idle ones are closed first."""
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                return self._take_once(file, mapped)
+            except Unavailable as error:
+                if not left or not _out_of_descriptors(error):
+                    raise
+            for each in list(_EVERY_FILES):
+                each.close()
+            stopping.sleep(AGAIN_AFTER_S)
+        raise AssertionError
+
+    def _take_once(self, file: FileId, mapped: bool) -> "Handle":
         with self._changed:
             while (handle := self._open.get((file, mapped))) is None:
                 if self._has_room():
-                    try:
-                        handle = self._opened(file, mapped)
-                        break
-                    except Unavailable as error:
-                        if not (_out_of_descriptors(error) and self._open):
-                            raise
-                    self._make_way()
+                    handle = self._opened(file, mapped)
+                    break
             self._open.move_to_end((file, mapped))
             handle.users += 1
             return handle
@@ -429,15 +437,12 @@ class Files:
         """Whether one more may be open; if not, one that is idle is closed, or what has changed is waited for."""
         if len(self._open) + len(self._passing) < self._most:
             return True
-        self._make_way()
-        return False
-
-    def _make_way(self) -> None:
         idle = next((key for key, handle in self._open.items() if handle.users == 0), None)
         if idle:
             self._close(*idle)
         else:
             self._changed.wait()
+        return False
 
     @contextmanager
     def _once(self, file: FileId) -> Iterator["Handle"]:
