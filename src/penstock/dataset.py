@@ -18,7 +18,7 @@ from penstock.braces import expand_braces
 from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields, classes_of
 from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
-from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
+from penstock.fileio import MAX_OPEN_FILES, Files, remote_files, steadily
 from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
@@ -442,6 +442,16 @@ class Keys(Sequence[str]):
         return row
 
 
+def _open_store(path: str, options: OpenOptions) -> Store:
+    def opened() -> Store:
+        found = format_of(path, options.files)
+        if not found.reads_itself:
+            options.files.compare_whole(path)
+        return found.open(path, options)
+
+    return steadily(path, opened)
+
+
 class _Opened(Dataset):
     """A dataset as ``open`` gave it, which knows how to open itself again."""
 
@@ -455,10 +465,7 @@ class _Opened(Dataset):
         stores = []
         for each in paths:
             try:
-                found = format_of(each, files)
-                if not found.reads_itself:
-                    files.compare_whole(each)
-                stores.append(found.open(each, options))
+                stores.append(_open_store(each, options))
                 left_out += getattr(stores[-1], "left_out", ())  # files of a folder
             except (DataError, SourceError) as error:
                 if options.on_error == "raise":

@@ -4,6 +4,7 @@ A loader is at a position: an epoch, and how many of its samples were delivered 
 follows from that and the arguments, so a saved position is two numbers (and what they must be checked against).
 """
 
+import os
 import time
 import warnings
 import weakref
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock import interrupts
 from penstock.combine import choose_fields
 from penstock.dataset import Dataset, OnError, check_on_error
 from penstock.deal import Deal, Tail
@@ -30,7 +32,7 @@ from penstock.sizes import MiB, format_size, parse_size
 from penstock.slots import Slots
 from penstock.spec import Origin, row_bytes
 from penstock.stats import LeftOut, Meter, Stats
-from penstock.store import Store, shared_index
+from penstock.store import Store, shared_index, told_rows
 
 INDEX, URL, KEY = "__index__", "__url__", "__key__"
 IDENTITY = (INDEX, URL, KEY)
@@ -44,6 +46,9 @@ WINDOW_BYTES = 256 * MiB
 
 # With no budget given, a quarter of what is free leaves room for the model and for a second loader.
 DEFAULT_SHARE = 4
+
+# How long the next epoch waits for reads of the last that are still under way, before it takes other slots.
+SLOTS_BACK_WITHIN_S = 10.0
 
 # Threads that wait for a network: at 40 ms a request, 16 of them ask 400 times a second.
 FAR_THREADS = 16
@@ -126,6 +131,9 @@ class Loader:
         self._slots: Slots | None = None
         self._position = _Position(epoch=0, samples=0, begun=False)
         self._iteration: weakref.ref[Iteration] = lambda: None  # type: ignore[assignment]
+        self._team: Team | None = None
+        self._readers: Readers | None = None
+        self._process = os.getpid()
         self._codecs = codecs(read_paths(self._store))
         self._unchecked = unchecked(read_paths(self._store))
         self._files_left_out = [str(why) for why in ds.left_out]
@@ -140,10 +148,12 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on from a loaded position. An iteration still under way ends."""
         self._end_iteration("a newer iteration of this loader began; a loader feeds one loop at a time")
+        if self._team is not None:
+            self._team.wait(SLOTS_BACK_WITHIN_S)
         at = self._position
         if at.begun:
             at = _Position(at.epoch + 1, 0, begun=False)
-        team = Team(self.plan.threads)
+        self._team = team = Team(self.plan.threads)
         iteration = self.begin(at.epoch, at.samples, team)
         self._iteration = weakref.ref(iteration)
         if self._shows:
@@ -154,10 +164,17 @@ class Loader:
 
     def begin(self, epoch: int, samples: int, team: Team, wanted_at: Callable[[int], float] = float) -> "Iteration":
         """An epoch from a position on, to be read by a team that may read for others too."""
+        self._leave_to_the_parent()
         self._position = _Position(epoch, samples, begun=True)
+        if self._slots is not None and self._readers is not None:
+            if self._readers.gone:
+                self._slots.reclaim()
+            else:
+                self._slots.close()  # a read that does not return may still write to them
+                self._slots = None
         if self._slots is None:
             self._slots = Slots(self._store.fields, self.plan.batch_rows, self.plan.slots, self._face.pin)
-        readers = Readers(
+        self._readers = readers = Readers(
             self._store,
             Epoch(epoch, self._order, replace(self.deal, start=samples)),
             self.plan,
@@ -226,6 +243,12 @@ class Loader:
         """Where a sample comes from."""
         return self._store.origin(row)
 
+    def _leave_to_the_parent(self) -> None:
+        """In a forked child: its parent's threads are not here, nor ever let go of the slots that they hold."""
+        if self._process != os.getpid():
+            self._process, self._team, self._readers, self._slots = os.getpid(), None, None, None
+            self._iteration = lambda: None  # type: ignore[assignment]
+
     def _new_account(self, epoch: int, times: ReaderTimes) -> "_Account":
         return _Account(
             epoch, self.plan, Meter(self.held_before), times, self._slots, self._files_left_out, self.request.threads,
@@ -239,6 +262,7 @@ class Loader:
         return [place.url if column == URL else place.key for place in places]
 
     def _end_iteration(self, why: str) -> None:
+        self._leave_to_the_parent()
         iteration = self._iteration()
         if iteration is not None:
             iteration.end(why)
@@ -313,7 +337,8 @@ class Iteration:
         self._row_bytes = row_bytes(readers.store.fields)
         self._why_ended = ""
         self._bar: Bar | None = None
-        self._shut_down = weakref.finalize(self, _shut_down, readers, face)
+        self._process = os.getpid()
+        self._left_alone = weakref.finalize(self, interrupts.heard, _shut_down, readers, face, self._process)
 
     def __iter__(self) -> "Iteration":
         return self
@@ -342,7 +367,12 @@ class Iteration:
         """The next batch, and how many samples it has."""
         if self._why_ended:
             raise StateMismatch(self._why_ended)
-        if self._next_delivery >= self._steps or not self._shut_down.alive:
+        if self._process != os.getpid():
+            raise ConfigError(
+                f"this iteration began in process {self._process}, whose threads a forked child has not got. Begin one "
+                f"here: iter(loader), after loader.load_state_dict(…) if it should go on from there; or fork before"
+            )
+        if self._next_delivery >= self._steps or not self._left_alone.alive:
             self._shut_down()
             self._stop_showing(whole=self._next_delivery >= self._steps)
             raise StopIteration
@@ -394,11 +424,15 @@ class Iteration:
 
     def end(self, why: str) -> None:
         """End now; whoever asks for another batch is told why."""
-        if self._shut_down.alive:
+        if self._left_alone.alive:
             self._why_ended = why
             self._started.clear()
             self._shut_down()
             self._stop_showing(whole=False)
+
+    def _shut_down(self) -> None:
+        if self._left_alone.detach():
+            _shut_down(self._readers, self._face, self._process)
 
     def _start(self, *, wait: bool) -> bool:
         """Begin to deliver the next batch, if there is one and it is ready or worth waiting for."""
@@ -410,7 +444,9 @@ class Iteration:
             return False
         if batch.error is not None:
             readers.slots.give_back(batch.slot)
-            batch.error.add_note(f"while reading batch {batch.step} of epoch {readers.epoch.number}")
+            batch.error.add_note(
+                f"while reading batch {batch.step} of epoch {readers.epoch.number}, rows {told_rows(batch.rows)}"
+            )
             raise batch.error
         arrays, rows = readers.slots.lend(batch.slot, len(batch.rows)), batch.rows
         if batch.left_out:
@@ -450,9 +486,10 @@ class Iteration:
             )
 
 
-def _shut_down(readers: Readers, face: Face) -> None:
-    face.finish()
-    readers.stop()
+def _shut_down(readers: Readers, face: Face, process: int) -> None:
+    if process == os.getpid():
+        face.finish()
+        readers.stop()
 
 
 def order_of(ds: Dataset, shuffle: bool | Order, seed: int, window: int | str | None) -> Order:

@@ -5,10 +5,14 @@ would have to wait for the same. Slots go to batches in order, so the batch the 
 Where one team of threads reads for several datasets, each has slots of its own, and of those that can go on, the one
 whose batch is wanted first goes first.
 Results and errors travel to the caller with their step; an error is raised where its batch would have come.
+
+Ending waits for the threads, but not for ever: one may be in a read that does not return, of a disk that is gone, or in
+a function of the caller's. Then it ends when that does, and whoever comes last lets go of everything.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -16,7 +20,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from penstock import memory, stopping, tally
-from penstock.errors import DataError, SourceError, WorkerDied
+from penstock.errors import DataError, SourceError, Unavailable, WorkerDied
 from penstock.pieces import WHOLE, Share
 from penstock.planning import Plan
 from penstock.schedule import Batch, Epoch, Part, Read, reads
@@ -26,6 +30,9 @@ from penstock.tally import Tally
 
 BAD_INPUT = (DataError, SourceError)
 """What can be wrong with a sample, as against with the program."""
+
+# How long ending waits for reads that are under way. Ctrl-C should end a program within three seconds.
+END_WITHIN_S = 1.5
 
 
 @dataclass
@@ -52,15 +59,29 @@ class Team:
             threading.Thread(target=self._work, name=f"penstock-reader-{number}", daemon=True)
             for number in range(threads)
         ]
+        self._remaining = deque([0])
+        """One number for those it reads for and one for each thread, taken when they go: 0 is the last one's."""
 
     def join(self, readers: "Readers") -> None:
         """Read for these too; before ``start``."""
         self._members.append(readers)
 
     def start(self) -> None:
-        """Begin to read."""
-        for thread in self._threads:
-            thread.start()
+        """Begin to read, with as many of the threads as the system lets us have."""
+        for begun, thread in enumerate(self._threads):
+            self._remaining.append(begun + 1)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if thread.ident is not None:  # it runs: an interrupt came in between
+                    raise
+                self._go()
+                del self._threads[begun:]
+                if not begun:
+                    raise Unavailable(
+                        f"no reader thread could be started: {error}. The system's limit of threads is reached (ulimit "
+                        f"-u, or pids.max of the container), or memory for their stacks is"
+                    ) from error
 
     def leave(self) -> None:
         """Some of those it reads for need no more. With the last of them the threads end, and everything is let go."""
@@ -69,23 +90,29 @@ class Team:
             return
         self._stopping.is_set = True
         self.bell.put(None)
+        self._go()
+        self.wait(END_WITHIN_S)
+
+    def wait(self, seconds: float) -> None:
+        """Until the threads have ended, but no longer than that."""
         # The collector ends iterations wherever it happens to run, and no thread can wait for itself.
         if threading.current_thread() in self._threads:
-            threading.Thread(target=self._end, name="penstock-end", daemon=True).start()
-        else:
-            self._end()
-
-    def _end(self) -> None:
+            return
+        until = time.monotonic() + seconds
         for thread in self._threads:
-            if thread.ident is not None:  # or else it was never started: the system had no more, say
-                thread.join()
-        for readers in self._members:
-            readers.let_go()
+            if thread.ident is not None:  # or else it was never started
+                thread.join(max(0.0, until - time.monotonic()))
+
+    def _go(self) -> None:
+        """A thread, or all those they read for, are gone; the last lets go of everything."""
+        if self._remaining.pop() == 0:
+            for readers in self._members:
+                readers.let_go()
 
     def _work(self) -> None:
-        memory.prepare(max(readers.scratch_bytes for readers in self._members))
-        stopping.watch(self._stopping)
         try:
+            memory.prepare(max(readers.scratch_bytes for readers in self._members))
+            stopping.watch(self._stopping)
             while (work := self._next()) is not None:
                 readers, read = work
                 readers.do(read)
@@ -94,6 +121,7 @@ class Team:
                 readers.fail(error)
         finally:
             memory.release()
+            self._go()
 
     def _next(self) -> tuple["Readers", Read] | None:
         """The next read and whose it is; waits for slots where nobody has one."""
@@ -137,13 +165,14 @@ class Readers:
         self.scratch_bytes = store.scratch_bytes(plan.rows_per_read)
         self.all_taken = False
         self._counting = threading.Lock()
-        self._reads = reads(epoch, plan, self._free_slot)
+        self._reads = reads(epoch, plan, slots.take)
         self._next_read: Read | None = None
         self._done: SimpleQueue[list[Batch] | BaseException] = SimpleQueue()
         self._ready: dict[int, Batch] = {}
-        self._held: set[int] = set()
         self._stopped = False
-        slots.bell = team.bell
+        self.gone = False
+        """Whether the threads have ended, so that nobody writes to the slots."""
+        slots.ring(team.bell)
         team.join(self)
 
     def get(self, step: int) -> Batch:
@@ -168,9 +197,8 @@ class Readers:
             self._team.leave()
 
     def let_go(self) -> None:
-        """Take back the slots of batches that nobody asked for, and close the files; the threads have ended."""
-        while self._held:
-            self.slots.give_back(self._held.pop())
+        """Close the files; the threads have ended."""
+        self.gone = True
         self.store.close()
 
     def can_go_on(self) -> bool:
@@ -214,27 +242,17 @@ class Readers:
             self._ready[batch.step] = batch
 
     def _hand_over(self, step: int) -> Batch:
-        batch = self._ready.pop(step)
-        self._held.discard(batch.slot)
-        return batch
-
-    def _free_slot(self) -> int | None:
-        try:
-            number = self.slots.free.get_nowait()
-        except Empty:
-            return None
-        self._held.add(number)
-        return number
+        return self._ready.pop(step)
 
     def _fill(self, read: Read) -> None:
         for parts in self._together(read):
             try:
                 self._read(parts, read.share)
-            except Exception as error:
+            except BaseException as error:
                 if self._skip and isinstance(error, BAD_INPUT):
                     self._sort_out(parts)
                 elif len(parts) == 1:
-                    parts[0].batch.error = error
+                    parts[0].batch.error = _told(error)
                 else:  # find out whose error it is: the other batches are whole
                     for part in parts:
                         self._fill(Read([part], read.scattered, read.share))
@@ -261,8 +279,8 @@ class Readers:
                 part.batch.left_out.append((int(part.places[0]), error))
             else:
                 self._sort_out([part])
-        except Exception as error:
-            part.batch.error = error
+        except BaseException as error:
+            part.batch.error = _told(error)
 
     def _together(self, read: Read) -> list[list[Part]]:
         """Parts that one call can read: of the same arrays, and unless scattered, one after another."""
@@ -293,3 +311,12 @@ class Readers:
             whole = [part.batch for part in read.parts if part.batch.reads_left == 0]
         if whole:
             self._done.put(whole)
+
+
+def _told(error: BaseException) -> Exception:
+    """What the caller hears of it: nothing that is raised in a thread is meant to end the caller's program."""
+    if isinstance(error, Exception):
+        return error
+    died = WorkerDied(f"{type(error).__name__} was raised in a reader thread: {error}")
+    died.__cause__ = error
+    return died

@@ -1,7 +1,6 @@
 """Rows that h5py must read: exact for every layout, and one thread at a time."""
 
 import errno
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from math import prod
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock import forks
 from penstock.errors import ConfigError, Corrupt, PenstockError, Truncated, Unavailable
 from penstock.extents import FileId
 from penstock.fileio import Files
@@ -80,7 +80,7 @@ def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
 def _explained(file: FileId, error: OSError) -> PenstockError:
     if "truncated" in str(error):
         return Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT):
+    if error.errno in (errno.EACCES, errno.EPERM, errno.ENOENT):
         return Unavailable(f"{file.path}: cannot be read ({error}); check the path and its permissions")
     return Corrupt(
         f"{file.path}: not a whole HDF5 file ({file.size:,} bytes; {error}); fetch it again, or leave it out"
@@ -110,7 +110,7 @@ class Layout(sliced.Layout):
 
 
 # h5py serialises itself; this lock keeps one file open at a time and one chunk cache in memory.
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = forks.Lock()
 
 
 class H5pyStore(SlicedStore):

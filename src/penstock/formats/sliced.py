@@ -16,7 +16,7 @@ import numpy as np
 from penstock import coalesce
 from penstock.errors import PenstockError
 from penstock.extents import FileId
-from penstock.fileio import check_unchanged
+from penstock.fileio import check_unchanged, steadily
 from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
 from penstock.spec import MANIFEST, Fields, FieldSpec, Origin, ReadPath
@@ -167,14 +167,17 @@ class SlicedStore:
         if not out or not len(rows):
             return
         self._check_unchanged()
-        ascending = np.argsort(rows, kind="stable")
         try:
-            with self.opened(list(out)) as arrays:
-                for name, target in out.items():
-                    self._read_field(arrays[name], name, rows[ascending], at[ascending], target)
+            steadily(self.file.path, lambda: self._read_all(rows, at, out))
         except (PenstockError, KeyError):
             self._check_unchanged()  # another file under its name is the likelier cause
             raise
+
+    def _read_all(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        ascending = np.argsort(rows, kind="stable")
+        with self.opened(list(out)) as arrays:
+            for name, target in out.items():
+                self._read_field(arrays[name], name, rows[ascending], at[ascending], target)
 
     def _check_unchanged(self) -> None:
         if not is_remote(self.file.path):  # there, every answer tells
