@@ -319,7 +319,7 @@ def open(
     *,
     row_axis: int | Mapping[str, int] = 0,
     max_open_files: int = MAX_OPEN_FILES,
-    allow_fill: bool | None = None,
+    allow_fill: bool = False,
     swmr: bool = False,
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
@@ -340,8 +340,8 @@ def open(
     fields:          the fields to read; all by default
     row_axis:        the axis of HDF5 and Zarr arrays along which samples lie; a dict where fields differ
     max_open_files:  data files held open at once, by all threads together; 0 opens a file for each request
-    allow_fill:      True takes the fill value where a file was never written, False refuses it; None does as the
-                     format has it: HDF5 refuses, Zarr takes. What was filled is counted in ``Loader.stats``
+    allow_fill:      take the fill value for chunks that were never written, and count them in ``Loader.stats``; they
+                     are an error otherwise, for a lost one looks the same
     swmr:            read HDF5 files that are still being written, as long as they are now; see ``Dataset.refresh``
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the

@@ -196,6 +196,8 @@ class Chunks(Array):
     """What would let each row be read by itself."""
     evidence: tuple[int, ...] = ()
     """Sizes of some of its files, where it is not known what all take."""
+    fill_told: str = ""
+    """The fill value in words, also where to take it is an error."""
 
     @property
     def home(self) -> str:

@@ -40,10 +40,10 @@ def open_file(path: str, options: "OpenOptions") -> Store:
             _check_files(found)
             where = extents(found, options)
             if isinstance(where, str):
-                _check_written(found, options)
+                holes = _holes(found, options)
                 _check_filters(found)
                 stored, chunks = found.dataset.dtype, found.dataset.chunks
-                through_h5py[found.name] = Layout(stored, found.shape, chunks, found.axis, where)
+                through_h5py[found.name] = Layout(stored, found.shape, chunks, found.axis, where, holes=holes)
             else:
                 direct[found.name] = where
     stores: list[Store] = []
@@ -162,15 +162,23 @@ def _check_files(found: Found) -> None:
             raise Unsafe(f"{path}: dataset {found.name!r} refers to {target}, outside the folder that was opened")
 
 
-def _check_written(found: Found, options: "OpenOptions") -> None:
-    """Refuse rows that were never written, of datasets that h5py will read."""
+def _holes(found: Found, options: "OpenOptions") -> dict[int, int]:
+    """What was never written of a dataset that h5py will read, by block of rows; an error unless it is allowed.
+
+    What virtual datasets refer to, and other files hold, is not known here.
+    """
     dataset = found.dataset
-    if dataset.external or dataset.is_virtual or options.allow_fill or prod(found.shape) == 0:
-        return
-    if dataset.id.get_storage_size() == 0:
-        raise found.never_written("no data are")
-    if dataset.chunks and dataset.id.get_num_chunks() < prod(found.grid):
-        raise found.never_written(f"{dataset.id.get_num_chunks():,} of {prod(found.grid):,} chunks are")
+    if dataset.external or dataset.is_virtual or prod(found.shape) == 0:
+        return {}
+    empty = dataset.id.get_storage_size() == 0
+    there = dataset.id.get_num_chunks() if dataset.chunks else 0
+    if not empty and (not dataset.chunks or there >= prod(found.grid)):
+        return {}
+    if not options.allow_fill:
+        raise found.never_written("no data are" if empty else f"{there:,} of {prod(found.grid):,} chunks are")
+    if not dataset.chunks:
+        return {0: 1}  # one piece, which counts once an epoch
+    return found.holes()
 
 
 def _check_filters(found: Found) -> None:

@@ -26,8 +26,8 @@ class OpenOptions:
     """What the caller of ``open`` asked for."""
 
     fields: tuple[str, ...] | None = None
-    allow_fill: bool | None = None
-    """None: as the format has it. HDF5 refuses what was never written, Zarr defines it to be the fill value."""
+    allow_fill: bool = False
+    """Whether the fill value stands for what was never written; it is an error otherwise, whatever the format says."""
     files: Files = field(default_factory=Files)
     row_axis: int | Mapping[str, int] = 0
     swmr: bool = False

@@ -66,6 +66,10 @@ class Folder:
             handle.read_into(0, document)
             return document.tobytes()
 
+    def has(self, key: str) -> bool:
+        """Whether there is such a file, on this machine."""
+        return os.path.exists(self.path(key))
+
     def children(self, key: str) -> Iterator[str]:
         if self.is_remote:
             raise ConfigError(
@@ -108,6 +112,9 @@ class Zip:
     def read(self, key: str) -> bytes | None:
         number = self._numbers.get(key)
         return None if number is None else self.table.read(number, DOCUMENT_BYTES)
+
+    def has(self, key: str) -> bool:
+        return key in self._numbers
 
     def children(self, key: str) -> Iterator[str]:
         inside = (name[len(key) :].split("/", 1) for name in self._numbers if name.startswith(key))
