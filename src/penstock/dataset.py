@@ -30,7 +30,7 @@ from penstock.pictures import MAX_PIXELS, Fit
 from penstock.sizes import format_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store, find_key
-from penstock.urls import is_remote
+from penstock.urls import check_scheme, is_remote
 from penstock.within import within
 from penstock.wrap import Padded, Permuted, cast_fields, select_part
 
@@ -320,6 +320,7 @@ def open(
     row_axis: int | Mapping[str, int] = 0,
     max_open_files: int = MAX_OPEN_FILES,
     allow_fill: bool = False,
+    allow_external: Iterable[Path] = (),
     swmr: bool = False,
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
@@ -342,6 +343,7 @@ def open(
     max_open_files:  data files held open at once, by all threads together; 0 opens a file for each request
     allow_fill:      take the fill value for chunks that were never written, and count them in ``Loader.stats``; they
                      are an error otherwise, for a lost one looks the same
+    allow_external:  folders that an HDF5 file may take data from besides its own: virtual datasets, external storage
     swmr:            read HDF5 files that are still being written, as long as they are now; see ``Dataset.refresh``
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the
@@ -370,6 +372,7 @@ def open(
         swmr,
         on_error,
         folder,
+        tuple(os.fspath(each) for each in allow_external),
         _wanted(size, fit, max_pixels, decoders),
     )
     return _Opened(path if isinstance(path, str | os.PathLike) else tuple(path), options)
@@ -437,16 +440,19 @@ class _Opened(Dataset):
     def __init__(self, path: Path | Sequence[Path], options: OpenOptions) -> None:
         self._path, self._options = path, options
         left_out: list[DataError | SourceError] = []
-        paths = _paths(path, options.files, left_out if options.on_error == "skip" else None)
+        paths = _paths(path, options.files, left_out)
+        asked_for = len(paths) + len(left_out)
         stores = []
         for each in paths:
             try:
                 stores.append(format_of(each, options.files).open(each, options))
                 left_out += getattr(stores[-1], "left_out", ())  # files of a folder
             except (DataError, SourceError) as error:
-                if options.on_error == "raise":
-                    raise
                 left_out.append(error)
+                if options.on_error == "raise" and isinstance(error, SourceError):
+                    break  # whoever asks again waits again
+        if left_out and options.on_error == "raise":
+            raise _refusal(left_out, asked_for)
         if not stores:
             raise ConfigError(f"no file could be opened, of {len(left_out)}: the first said: {left_out[0]}")
         store = stores[0] if len(stores) == 1 else Concat(stores)
@@ -534,6 +540,23 @@ def _join_rows(label: str, dataset: Dataset, rows: Any) -> np.ndarray:
         raise type(error)(f"join: {label}: {error}") from None
 
 
+# So many of the files that cannot be opened are named.
+NAMED_FAILURES = 10
+
+
+def _refusal(errors: Sequence[DataError | SourceError], files: int) -> DataError | SourceError:
+    """One error for all files that cannot be opened: of the first one's kind, which begins it."""
+    first, *others = errors
+    if not others:
+        return first
+    told = "; ".join(f"{error!s:.200}" for error in others[: NAMED_FAILURES - 1])
+    more = f"; and {len(errors) - NAMED_FAILURES} more" if len(errors) > NAMED_FAILURES else ""
+    return type(first)(
+        f'{first}. {len(errors)} of {files} files cannot be opened (on_error="skip" leaves them out); the others: '
+        f"{told}{more}"
+    )
+
+
 def _paths(
     path: Path | Iterable[Path], files: Files, left_out: list[DataError | SourceError] | None = None
 ) -> list[str]:
@@ -542,7 +565,7 @@ def _paths(
         found = []
         for one in path:
             try:
-                found += _paths(one, files)
+                found += _paths(one, files, left_out)
             except Missing as error:
                 if left_out is None:
                     raise
@@ -564,6 +587,7 @@ def _paths(
         return [name]
     if "{" in name and (expanded := _expanded(name)) != [name]:
         return _paths(expanded, files, left_out)
+    check_scheme(name)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)

@@ -115,6 +115,11 @@ class Remote:
     def admit(self, url: str) -> str:
         """Take in an address; the name it goes by from now on."""
         name = shown(url)
+        if url[:5].lower() == "s3://" and "@" in url[5:].partition("/")[0]:
+            raise ConfigError(
+                f"{name}: an address of a bucket with a user and a password in it; give those as "
+                f"remote=RemoteOptions(store={{'access_key_id': …, 'secret_access_key': …}}), or in the environment"
+            )
         with self._lock:
             self._addresses[name] = url
         return name

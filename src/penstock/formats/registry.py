@@ -34,6 +34,8 @@ class OpenOptions:
     on_error: Literal["raise", "skip"] = "raise"
     index_folder: str | None = None
     """Where tables of many chunks are kept; None keeps none."""
+    allow_external: tuple[str, ...] = ()
+    """Folders that an HDF5 file may refer to besides its own."""
     members: Wanted = field(default_factory=Wanted)
     """What pictures, text and the like become, where samples are files."""
 

@@ -150,9 +150,7 @@ def _layout(path: str, schema: Any, written: Sequence[tuple[int, int]], name: st
     )  # fmt: skip
 
 
-def _holes(
-    path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout: Layout, *, allowed: bool
-) -> dict[int, int]:
+def _holes(path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout: Layout, *, allowed: bool) -> dict[int, int]:
     """Rows of tiles with cells that no fragment wrote, compared on the grid that the edges of fragments make.
 
     An error where that is not ``allowed``.
