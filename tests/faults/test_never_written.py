@@ -16,6 +16,9 @@ import penstock as ps
 import tiledb
 from penstock.errors import Missing
 
+# It wraps os.fork, to warn; tests of other modules fork.
+tiledb.ctx._needs_fork_wrapper = False
+
 FILL = -7
 VALUES = np.arange(1, 49, dtype="i4").reshape(8, 6)
 
