@@ -10,6 +10,7 @@ Rules:
 5. A list is columns and one buffer of names: a million files take some 70 MB, or none where it is saved and mapped.
 """
 
+import errno
 import os
 import stat
 from array import array
@@ -153,6 +154,11 @@ class _Walk:
         if not stat.S_ISREG(about.st_mode):  # a pipe would wait for its writer
             self.passed_over += 1
             return
+        if not os.access(entry.path, os.R_OK):  # better now than in the middle of an epoch
+            raise Unavailable(
+                f"{entry.path}: cannot be read ({os.strerror(errno.EACCES)}, errno {errno.EACCES}); check who may read "
+                f"it, or move it elsewhere"
+            )
         self.names += os.fsencode(name)
         self.ends.append(len(self.names))
         self.sizes.append(about.st_size)
