@@ -142,7 +142,7 @@ class _Walk:
 
     def _file(self, entry: "os.DirEntry[str]", name: str) -> None:
         wanted = self.is_wanted(_ending(entry.name))
-        if entry.is_symlink() and (wanted or entry.is_dir()) and not self._leads_inside(entry):
+        if entry.is_symlink() and (wanted or os.path.isdir(entry.path)) and not self._leads_inside(entry):
             return
         if not wanted:
             self.passed_over += 1
@@ -223,7 +223,7 @@ def find_any(root: str, is_wanted: Callable[[str], bool], depth: int = 2, looked
             entries = [entry for entry, _ in zip(found, range(looked_at), strict=False) if entry.name[0] != "."]
     except OSError:
         return False
-    if any(is_wanted(_ending(entry.name)) and entry.is_file() for entry in entries):
+    if any(is_wanted(_ending(entry.name)) and os.path.isfile(entry.path) for entry in entries):
         return True
     inner = [entry.path for entry in entries if depth and entry.is_dir(follow_symlinks=False)]
     return any(find_any(path, is_wanted, depth - 1, looked_at) for path in inner[:10])
