@@ -39,13 +39,13 @@ def test_a_ring_of_links_is_not_walked(photos):
     (photos / "ant" / "again").symlink_to(photos, target_is_directory=True)
     (photos / "ring.png").symlink_to(photos / "ring.png")
     began = time.monotonic()
-    with pytest.raises(Unsafe, match=r"again: a link to a folder"):
+    with pytest.raises(Unsafe, match=r"ring\.png: a link to a file that is not there"):
         ps.open(photos)
     ds = ps.open(photos, on_error="skip")
     assert time.monotonic() - began < 5
     assert seen(ds) == list(range(6)), "each file once"
+    assert "again: a link to a folder" in "".join(map(str, ds.left_out))
     assert len(ds.left_out) == 2
-    assert any("a link to a file that is not there" in str(why) for why in ds.left_out)
 
 
 @pytest.mark.case(14)
