@@ -57,7 +57,20 @@ LAYERS = [
         "tarblocks",
         "finite",
     ],
-    ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping", "rivals", "progress"],
+    [
+        "machine",
+        "spec",
+        "sizes",
+        "texts",
+        "braces",
+        "tarheader",
+        "urls",
+        "locks",
+        "stopping",
+        "rivals",
+        "progress",
+        "owners",
+    ],
     ["errors"],
 ]
 

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from penstock import owners
 from penstock.errors import Corrupt
 from penstock.extents import FileId
 from penstock.fileio import map_file
@@ -72,8 +73,9 @@ def load(folder: str, file: FileId, name: str) -> Saved | None:
     try:
         with open(path, "rb") as saved:
             head = saved.read(COLUMNS_AT)
-            size = os.fstat(saved.fileno()).st_size
-        if not head.startswith(MAGIC):
+            found = os.fstat(saved.fileno())
+        size = found.st_size
+        if not head.startswith(MAGIC) or not owners.is_trusted(found):
             return None
         checksum, line = head[len(MAGIC) :].split(b"\n", 1)[0].split(b" ", 1)
         if int(checksum, 16) != zlib.crc32(line):
