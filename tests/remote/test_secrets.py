@@ -17,7 +17,7 @@ import penstock.webdataset as wds
 from penstock.remote import RemoteOptions
 from penstock.urls import shown
 
-SECRET = "hunter2xyzzy"  # noqa: S105
+SECRET = "hunter2xyzzy"
 QUERY = f"?X-Amz-Signature={SECRET}&token={SECRET}&other={SECRET}&{SECRET}"
 OPTIONS = RemoteOptions(retries=0, deadline_s=2, stall_timeout_s=0.5, headers={"X-Key": SECRET})
 
