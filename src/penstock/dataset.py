@@ -8,6 +8,8 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
@@ -17,17 +19,19 @@ from penstock import index
 from penstock.braces import expand_braces
 from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields
-from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
+from penstock.errors import ConfigError, DataError, LimitExceeded, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
 from penstock.gathered import Gathered
+from penstock.machine import free_bytes
 from penstock.mapped import Mapped, Transform
-from penstock.members import Decoders, Wanted, decoder_of
+from penstock.members import MAX_MEMBER_BYTES, Decoders, Wanted, decoder_of
 from penstock.normalized import Normalized
+from penstock.packing import MAX_EXPANSION
 from penstock.pictures import MAX_PIXELS, Fit
-from penstock.sizes import format_size
+from penstock.sizes import MiB, format_size, parse_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store, find_key
 from penstock.urls import check_scheme, is_remote
@@ -43,6 +47,8 @@ Sample = dict[str, Any]
 
 # More than this a pattern in braces cannot mean.
 MOST_FILES = 1_000_000
+# Rows of less than this are read without asking how much memory is free.
+ALWAYS_FITS = 256 * MiB
 OnError = Literal["raise", "skip"]
 
 
@@ -278,9 +284,26 @@ class Dataset:
         return Dataset(store, casts, self.left_out, self.axes)
 
     def _fetch(self, rows: np.ndarray) -> dict[str, Any]:
+        self._check_fits(len(rows))
         out = {name: spec.empty(len(rows)) for name, spec in self.fields.items()}
         self._delivered.read_into(rows, np.arange(len(rows)), out)
         return {name: list(values) if values.dtype.hasobject else values for name, values in out.items()}
+
+    @cached_property
+    def _row_need(self) -> int:
+        """What reading one row takes."""
+        return row_bytes(self.fields) + self._delivered.scratch_bytes(1)
+
+    def _check_fits(self, rows: int) -> None:
+        """Refuse what this machine cannot hold; a loader has a budget for that."""
+        if rows * self._row_need <= ALWAYS_FITS:
+            return
+        need = rows * row_bytes(self.fields) + self._delivered.scratch_bytes(rows)
+        if need > (free := free_bytes()):
+            raise LimitExceeded(
+                f"{self.origin(0)}: reading {rows:,} rows at once takes {format_size(need)}, chunks and the like "
+                f"included, and {format_size(free)} are free. Read fewer, or fields of smaller chunks, or use a Loader"
+            )
 
     def _rows(self, index: Any) -> np.ndarray:
         """Any way of naming rows -> row numbers from 0, negative ones counted from the end."""
@@ -330,6 +353,8 @@ def open(
     size: int | tuple[int, int] | None = None,
     fit: Fit = "resize",
     max_pixels: int = MAX_PIXELS,
+    max_member_bytes: int | str = MAX_MEMBER_BYTES,
+    max_expansion: int = MAX_EXPANSION,
     decoders: Decoders | None = None,
 ) -> Dataset:
     """Open files, or folders such as ``x.zarr``, as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or
@@ -355,6 +380,8 @@ def open(
     size:            bring pictures of any size to this one: (height, width), or one number for both
     fit:             how: "resize" stretches, "cover" scales and cuts off what stands out, "crop" cuts out the middle
     max_pixels:      pictures that declare more are refused before they are decoded
+    max_member_bytes:  files of an archive, of a folder or in a database that have more are refused before they are read
+    max_expansion:   compressed files that expand to more than so many times their size are refused
     decoders:        your own by extension or field, where samples are files: ``{"pfm": read_pfm}``, a function of the
                      bytes. What makes arrays of one shape gives arrays, anything else lists. Or by name: "bytes",
                      "text", "json", "array" (npy of any shape) or "arrays" (npz), which give lists. Or what plain
@@ -367,13 +394,16 @@ def open(
     options = OpenOptions(
         None if fields is None else tuple(fields),
         allow_fill,
-        remote_files(cache_dir, cache_bytes, remote, max_open=max_open_files),
+        remote_files(cache_dir, cache_bytes, remote, max_open=max_open_files, max_expansion=max_expansion),
         row_axis,
         swmr,
         on_error,
         folder,
         tuple(os.fspath(each) for each in allow_external),
-        _wanted(size, fit, max_pixels, decoders),
+        replace(
+            _wanted(size, fit, max_pixels, decoders),
+            max_member_bytes=parse_size(max_member_bytes, argument="max_member_bytes"),
+        ),
     )
     return _Opened(path if isinstance(path, str | os.PathLike) else tuple(path), options)
 
@@ -486,7 +516,7 @@ def _wanted(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> 
         raise ConfigError(f"fit={fit!r}: expected one of {', '.join(map(repr, get_args(Fit)))}")
     wanted_size = None if sides is None else (sides[0], sides[1])
     own = {name.lstrip("."): decoder_of(each) for name, each in (decoders or {}).items()}
-    return Wanted(wanted_size, fit, max_pixels, own)
+    return Wanted(wanted_size, fit, max_pixels, decoders=own)
 
 
 def check_on_error(on_error: str) -> None:

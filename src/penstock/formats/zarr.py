@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -118,19 +119,36 @@ def _nodes(keys: Folder | Zip, key: str = "", depth: int = 0) -> Iterator[tuple[
         return
     listed = _consolidated(keys, prefix, document)
     if listed is not None:
-        yield from ((f"{prefix}{name}", each) for name, each in listed.items())
+        yield from ((f"{prefix}{_inside(keys, name)}", each) for name, each in listed.items())
         return
     if document is None and _read(keys, f"{prefix}.zgroup") is None:
         return
     for name in keys.children(prefix):
+        _inside(keys, f"{prefix}{name}")
         yield from _nodes(keys, f"{prefix}{name}", depth + 1)
+
+
+def _inside(keys: Folder | Zip, name: str) -> str:
+    """A name as a key; one that would lead out of the store is refused."""
+    key = name.strip("/")
+    told = unquote(key)  # as a server would see it
+    if any(part in ("", ".", "..") for part in told.split("/")) or "\0" in told or "\\" in told:
+        raise Unsafe(
+            f"{keys.root}: an array named {name!r}, which would lie outside of the store; open that store itself if "
+            f"you mean it"
+        )
+    if not keys.holds(key):
+        raise Unsafe(
+            f"{keys.path(key)}: is a link that leads outside of the store; open what it leads to if you mean it"
+        )
+    return key
 
 
 def _asked_for(keys: Folder | Zip, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The arrays named, if all are there: then nobody needs to list the others."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
-        key = name.strip("/")
+        key = _inside(keys, name)
         document = _read(keys, f"{key}/zarr.json") or _read(keys, f"{key}/.zarray")
         if document is None or document.get("node_type", "array") != "array":
             return {}
