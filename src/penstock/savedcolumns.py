@@ -67,8 +67,8 @@ class Saved:
         return found
 
 
-def load(folder: str, file: FileId, name: str) -> Saved | None:
-    """What was saved under this name about this file, if it is whole and the file is the same."""
+def load(folder: str, file: FileId, name: str, *, of_any_version: bool = False) -> Saved | None:
+    """What was saved under this name about this file, if it is whole and the file is the same (or was once there)."""
     path = _path(folder, file, name)
     try:
         with open(path, "rb") as saved:
@@ -81,7 +81,7 @@ def load(folder: str, file: FileId, name: str) -> Saved | None:
         if int(checksum, 16) != zlib.crc32(line):
             return None
         about = json.loads(line)
-        if about["key"] != _key(file, name) or about["size"] != size:
+        if about["size"] != size or not (of_any_version or about["key"] == _key(file, name)):
             return None
         return Saved(path, about["header"], about["columns"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not there, or not ours

@@ -55,6 +55,7 @@ def test_groups(server: Any, tmp_path: Path) -> None:
     assert set(ps.open(url, remote=OPTIONS).fields) == set(expected)
 
 
+@pytest.mark.case(12)
 def test_a_server_in_trouble_is_not_an_absent_chunk(server: Any, tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "a.zarr", shape=VALUES.shape, dtype="i2", chunks=(1, 30, 40))[...] = VALUES
     ds = ps.open(served(server, tmp_path / "a.zarr"), remote=OPTIONS)
