@@ -246,7 +246,7 @@ except ps.errors.PenstockError as error:
 
 @pytest.mark.case(10)
 def test_an_array_cut_while_it_is_mapped(tmp_path: Path, apart: Any) -> None:
-    """Small rows are copied from a mapping, which is looked at every moment; a cut within that moment ends the process.
+    """Small rows are copied from a mapping, which is looked at before every read; a cut during one ends the process.
 
     What comes is right until then in both cases, and an error afterwards; zeros never.
     """
