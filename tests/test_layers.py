@@ -33,6 +33,7 @@ LAYERS = [
     ["combine"],
     ["wrap"],
     ["store"],
+    ["together"],
     ["membergather"],
     ["chunkread", "members"],
     [

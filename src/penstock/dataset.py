@@ -18,7 +18,7 @@ import numpy as np
 from penstock import index
 from penstock.braces import expand_braces
 from penstock.codecs import convert
-from penstock.combine import Concat, Joined, Part, Subset, choose_fields
+from penstock.combine import Concat, Joined, Part, Subset, choose_fields, classes_of
 from penstock.errors import ConfigError, DataError, LimitExceeded, Missing, OutOfRange, PenstockError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats import raw
@@ -96,6 +96,11 @@ class Dataset:
     def keys(self) -> "Keys":
         """What the samples are called: ``ds.keys[7]``, ``ds.keys.find("000007")``."""
         return Keys(self)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What labels mean, where folders are classes: label 2 is ``classes[2]``."""
+        return classes_of(self.store)
 
     def __getitem__(self, index: Index | str) -> Sample:
         if isinstance(index, str):

@@ -36,6 +36,9 @@ class FileId:
     expanded: bool = False
     """The bytes are those that the compressed file at ``path`` holds."""
 
+    def __hash__(self) -> int:  # asked for with every loan, and Python keeps that of a text
+        return hash(self.path)
+
     @property
     def can_be_mapped(self) -> bool:
         """Whether it lies on this machine as it is."""

@@ -24,7 +24,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -197,12 +197,17 @@ class Files:
         head = self._known.get(file.path)
         return head is None or not head.in_parts or file.size > limit  # the last is an error, which tells of the limit
 
-    @contextmanager
-    def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
+    def lend(self, file: FileId, *, mapped: bool = False) -> AbstractContextManager["Handle"]:
         """A handle of this file (or a mapping of it, where rows are too small for a system call each).
 
         The handle of a file that was not seen before tells by its ``size`` whether it is there.
         """
+        if file.size == NOT_SEEN or file.expanded or is_remote(file.path):
+            return self._lend_other(file)
+        return _Loan(self, file, mapped)
+
+    @contextmanager
+    def _lend_other(self, file: FileId) -> Iterator["Handle"]:
         if file.size == NOT_SEEN:
             with self._once(file) as handle:
                 yield handle
@@ -210,9 +215,6 @@ class Files:
             assert self.cache is not None
             with self.cache.lent(file, lambda descriptor: self._expand(file, descriptor)) as descriptor:
                 yield CachedHandle(file, descriptor)
-        elif not is_remote(file.path):
-            with self._lend_local(file, mapped) as handle:
-                yield handle
         elif self.cache is None or not self._keeps(file):
             yield RemoteHandle(file, self.remote)
         else:
@@ -317,20 +319,6 @@ class Files:
             with open(file.path, "rb", buffering=BUFFER_BYTES) as source:
                 yield from packing.pieces(source, file.path, FETCH_BYTES, self.max_expansion)
 
-    @contextmanager
-    def _lend_local(self, file: FileId, mapped: bool) -> Iterator["Handle"]:
-        handle = self._take(file, mapped)
-        try:
-            handle.check()
-            yield handle
-        finally:
-            with self._changed:
-                handle.users -= 1
-                if handle.users == 0:
-                    if self.max_open == 0:
-                        self._close(file, mapped)
-                    self._changed.notify()
-
     def close(self) -> None:
         """Close the descriptors that are not lent right now; the files can be lent again afterwards.
 
@@ -353,6 +341,14 @@ class Files:
             self._open.move_to_end((file, mapped))
             handle.users += 1
             return handle
+
+    def _give_back(self, handle: "Handle", file: FileId, mapped: bool) -> None:
+        with self._changed:
+            handle.users -= 1
+            if handle.users == 0:
+                if self.max_open == 0:
+                    self._close(file, mapped)
+                self._changed.notify()
 
     def _has_room(self) -> bool:
         """Whether one more may be open; if not, one that is idle is closed, or what has changed is waited for."""
@@ -401,6 +397,27 @@ class Files:
 
     def _close(self, file: FileId, mapped: bool) -> None:
         self._open.pop((file, mapped)).close()
+
+
+class _Loan:
+    """A handle of a file on this machine, for the length of a ``with``. (A generator would take twice as long.)"""
+
+    __slots__ = ("file", "files", "handle", "mapped")
+
+    def __init__(self, files: Files, file: FileId, mapped: bool) -> None:
+        self.files, self.file, self.mapped = files, file, mapped
+
+    def __enter__(self) -> "Handle":
+        handle = self.handle = self.files._take(self.file, self.mapped)
+        try:
+            handle.check()
+        except BaseException:
+            self.files._give_back(handle, self.file, self.mapped)
+            raise
+        return handle
+
+    def __exit__(self, *error: object) -> None:
+        self.files._give_back(self.handle, self.file, self.mapped)
 
 
 def remote_files(

@@ -25,6 +25,7 @@ from penstock.members import MemberReader
 from penstock.pieces import WHOLE, Share
 from penstock.rangeread import Gathering, GatherReader, PartReader, RangeReader, range_reader
 from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.together import Together, together
 from penstock.urls import base_name
 from penstock.within import Box, Within, compose
 
@@ -142,9 +143,8 @@ class Selecting(Protocol):
 
 def check_rows(rows: np.ndarray, store: Store) -> None:
     """Refuse rows that are not there; negative ones too, which numpy would take from the end."""
-    if len(rows) and np.asarray(rows, np.int64).view(np.uint64).max() >= len(
-        store
-    ):  # as unsigned, a negative number is the largest
+    # As unsigned, a negative number is the largest.
+    if len(rows) and np.maximum.reduce(np.asarray(rows, np.int64).view(np.uint64)) >= len(store):
         bad = rows[(rows < 0) | (rows >= len(store))][0]
         raise OutOfRange(f"row {bad} is out of range: there are {len(store):,} rows, 0 to {len(store) - 1:,}")
 
@@ -188,6 +188,10 @@ class ExtentStore:
             for name, array in self._arrays.items()
         }
 
+    @cached_property
+    def _together(self) -> "Together | None":
+        return together(self._readers)
+
     def __len__(self) -> int:
         return self._length
 
@@ -219,15 +223,23 @@ class ExtentStore:
         )
 
     def scratch_bytes(self, rows: int) -> int:
-        return max(reader.scratch_bytes(rows) for reader in self._readers.values())
+        at_once = 0 if self._together is None else self._together.scratch_bytes()
+        return max(at_once, *(reader.scratch_bytes(rows) for reader in self._readers.values()))
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         self.read_share(rows, at, out, WHOLE)
 
     def read_share(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
         check_rows(rows, self)
+        at_once: list[str] = []
+        if self._together is not None and share[0] == 0:
+            at_once = self._together.suits(list(out), len(rows))
+            if at_once:
+                self._together.read(rows, at, {name: out[name] for name in at_once})
         for name, target in out.items():
             reader = self._readers[name]
+            if name in at_once:
+                continue
             if isinstance(reader, LargeChunks | SmallChunks):
                 reader.read(rows, at, target, share)
             elif share[0] == 0:

@@ -29,8 +29,10 @@ class ColumnStore:
 
     blocks = None
 
-    def __init__(self, columns: Mapping[str, Column], rows: int) -> None:
+    def __init__(self, columns: Mapping[str, Column], rows: int, classes: tuple[str, ...] = ()) -> None:
         self.columns, self._rows = dict(columns), rows
+        self.classes = classes
+        """What labels mean, where folders are classes."""
         self.fields: Fields = {name: _spec(column) for name, column in columns.items()}
 
     def __len__(self) -> int:
@@ -45,7 +47,7 @@ class ColumnStore:
         return digest("columns", self._rows, *((name, _sum(column)) for name, column in self.columns.items()))
 
     def choosing(self, names: Sequence[str]) -> "ColumnStore":
-        return ColumnStore({name: self.columns[name] for name in names}, self._rows)
+        return ColumnStore({name: self.columns[name] for name in names}, self._rows, self.classes)
 
     def scratch_bytes(self, rows: int) -> int:
         return max((rows * spec.dtype.itemsize for spec in self.fields.values()), default=0)

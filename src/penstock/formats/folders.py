@@ -67,18 +67,14 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
     beside = [name for name in fields if name != field]
     if beside:
         parts["columns"] = Part(columns.store.choosing(beside), None, {name: name for name in beside})
-    return FolderStore(parts, columns.classes, (*files.left_out, *columns.left_out))
+    return FolderStore(parts, (*files.left_out, *columns.left_out))
 
 
 class FolderStore(Joined):
     """Files, and what is known of each."""
 
-    def __init__(
-        self, parts: Mapping[str, Part], classes: tuple[str, ...] = (), left_out: tuple[DataError, ...] = ()
-    ) -> None:
+    def __init__(self, parts: Mapping[str, Part], left_out: tuple[DataError, ...] = ()) -> None:
         super().__init__(parts)
-        self.classes = classes
-        """What labels mean."""
         self.left_out = left_out
         """Why files are not in it, where what is bad is skipped."""
 
@@ -90,7 +86,6 @@ class _Columns:
     store: ColumnStore
     rows: np.ndarray | None = None
     """Which file each sample has; None where each file is a sample."""
-    classes: tuple[str, ...] = ()
     left_out: tuple[DataError, ...] = ()
 
 
@@ -100,10 +95,10 @@ def _columns(files: FileList, options: "OpenOptions") -> _Columns:
         rows, columns, left_out = filetables.read(table, files)
         if left_out and options.on_error == "raise":
             raise left_out[0]
-        return _Columns(ColumnStore(columns, len(rows)), rows, (), left_out)
+        return _Columns(ColumnStore(columns, len(rows)), rows, left_out)
     if not files.top_names or files.tops.min() < 0:  # some are in no folder
         return _Columns(ColumnStore({}, len(files)))
-    return _Columns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files)), None, files.top_names)
+    return _Columns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files), files.top_names))
 
 
 def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenOptions") -> LooseFiles:
