@@ -42,6 +42,7 @@ from penstock.filecache import PATIENCE_S, CacheFull, FileCache
 from penstock.machine import descriptor_limit
 from penstock.manifest import PIECE_BYTES, Digests, Manifest, Span, copies_bytes, digest, of_copy
 from penstock.memory import aligned, borrow
+from penstock.packing import MAX_EXPANSION
 from penstock.sizes import KiB, MiB, parse_size
 from penstock.urls import is_remote
 
@@ -189,12 +190,15 @@ class Files:
         cache: FileCache | None = None,
         known: "Mapping[str, Head] | None" = None,
         manifest: Manifest | None = None,
+        max_expansion: int = MAX_EXPANSION,
     ) -> None:
         if not isinstance(max_open, int) or max_open < 0:
             raise ConfigError(
                 f"max_open_files={max_open!r}: expected a whole number, 0 (open for each request) or more"
             )
-        self.max_open = max_open
+        if not isinstance(max_expansion, int) or max_expansion < 1:
+            raise ConfigError(f"max_expansion={max_expansion!r}: expected a whole number, 1 or more")
+        self.max_open, self.max_expansion = max_open, max_expansion
         self._remote, self.cache, self.manifest = remote, cache, manifest
         self._known: dict[str, Head] = dict(known or {})
         """Files on other machines, as they were when they were identified last."""
@@ -213,7 +217,7 @@ class Files:
         self._changed = threading.Condition()
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.max_open, self._remote, self.cache, self._known, self.manifest)
+        return type(self), (self.max_open, self._remote, self.cache, self._known, self.manifest, self.max_expansion)
 
     @property
     def remote(self) -> "Remote":
@@ -470,10 +474,10 @@ class Files:
         """What a compressed file holds, here or on another machine."""
         if is_remote(file.path):
             with self.remote.body(file.path) as body:
-                yield from packing.pieces(body, file.path, FETCH_BYTES)
+                yield from packing.pieces(body, file.path, FETCH_BYTES, self.max_expansion)
         else:
             with open(file.path, "rb", buffering=BUFFER_BYTES) as source:
-                yield from packing.pieces(source, file.path, FETCH_BYTES)
+                yield from packing.pieces(source, file.path, FETCH_BYTES, self.max_expansion)
 
     def close(self) -> None:
         """Close the descriptors that are not lent right now; the files can be lent again afterwards.
@@ -610,6 +614,7 @@ def remote_files(
     options: "RemoteOptions | None",
     max_open: int = MAX_OPEN_FILES,
     manifest: Manifest | None = None,
+    max_expansion: int = MAX_EXPANSION,
 ) -> Files:
     """Files that may lie on other machines, as the caller of ``open`` wants them read."""
     remote, patience_s = None, PATIENCE_S
@@ -620,9 +625,10 @@ def remote_files(
     if cache_dir is None:
         if cache_bytes is not None:
             raise ConfigError(f"cache_bytes={cache_bytes!r} without cache_dir=: name the folder that it limits")
-        return Files(max_open, remote, manifest=manifest)
+        return Files(max_open, remote, manifest=manifest, max_expansion=max_expansion)
     limit = None if cache_bytes is None else parse_size(cache_bytes, argument="cache_bytes")
-    return Files(max_open, remote, FileCache(os.fspath(cache_dir), limit, patience_s), manifest=manifest)
+    cache = FileCache(os.fspath(cache_dir), limit, patience_s)
+    return Files(max_open, remote, cache, manifest=manifest, max_expansion=max_expansion)
 
 
 class Handle:

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from penstock.dataset import Dataset, OnError, check_on_error
 from penstock.deal import Deal, Tail
 from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.face import Face, HandOver, make_face
+from penstock.finite import Nan
 from penstock.inspection import advice, codecs, read_paths, unchecked
 from penstock.machine import cores, free_bytes, held_bytes
 from penstock.order import BlockShuffled, InBlocks, InOrder, InWindows, Order, Repeated, Shuffled, check_seed
@@ -71,6 +72,9 @@ class Loader:
                  counted and listed in ``stats()``; a batch of which nothing is left is left out where there is one
                  rank, and comes empty where there are several, which must take the same steps
     max_errors:  with "skip": raise after so many in an epoch
+    nan:         values that are NaN or infinite: "pass" does not look for them; "count" does, and ``stats()`` has how
+                 many each field had; "raise" takes such a sample for one that cannot be read. Looking takes about as
+                 long as copying the values
     drop_last:   leave out the last, smaller batch
     tail:        where fewer samples remain than ranks: "pad" repeats some, "drop" leaves them out
     rank, world_size:  this process's share; taken from torch.distributed where it is in use
@@ -92,6 +96,7 @@ class Loader:
         window: int | str | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        nan: Nan = "pass",
         drop_last: bool = False,
         tail: Tail = "pad",
         rank: int | None = None,
@@ -103,7 +108,9 @@ class Loader:
         self._face = make_face(output, device)
         self.held_before = held_bytes()
         check_on_error(on_error)
-        self.on_error, self.max_errors = on_error, max_errors
+        if nan not in get_args(Nan):
+            raise ConfigError(f'nan={nan!r}: expected "pass", "count" or "raise"')
+        self.on_error, self.max_errors, self.nan = on_error, max_errors, nan
         self._order = order_of(ds, shuffle, seed, window)
         self.deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
         self._columns, self._axes = _check_columns(ds, columns), ds.axes
@@ -182,6 +189,7 @@ class Loader:
             team,
             wanted_at=wanted_at,
             skip=self.on_error == "skip",
+            nan=self.nan,
         )
         self._account = self._new_account(epoch, readers.times)
         return Iteration(self, readers, self._face, self._account.meter)
@@ -312,6 +320,7 @@ class _Account:
             bytes_read=self.times.counted.bytes_read,
             chunks_read=self.times.counted.chunks_read,
             chunks_filled=self.times.counted.chunks_filled,
+            not_finite=dict(meter.not_finite),
             left_out=tuple(meter.left_out),
             left_out_samples=meter.left_out_samples,
             files_left_out=self.files_left_out,
@@ -451,6 +460,7 @@ class Iteration:
         arrays, rows = readers.slots.lend(batch.slot, len(batch.rows)), batch.rows
         if batch.left_out:
             arrays, rows = self._without(batch, arrays)
+        self._meter.not_finite.update(batch.not_finite)
         self._started.append((self._face.start(arrays), rows))
         self._next_start += 1
         return True

@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock import memory, stopping, tally
 from penstock.errors import DataError, SourceError, Unavailable, WorkerDied
+from penstock.finite import Nan, not_finite
 from penstock.pieces import WHOLE, Share
 from penstock.planning import Plan
 from penstock.schedule import Batch, Epoch, Part, Read, reads
@@ -158,9 +159,11 @@ class Readers:
         *,
         wanted_at: Callable[[int], float] = float,
         skip: bool = False,
+        nan: Nan = "pass",
     ) -> None:
         self.store, self.epoch, self.plan, self.slots = store, epoch, plan, slots
-        self._team, self._wanted_at, self._skip = team, wanted_at, skip
+        self._team, self._wanted_at, self._skip, self._nan = team, wanted_at, skip, nan
+        self._floats = [name for name, spec in store.fields.items() if nan != "pass" and spec.dtype.kind in "fc"]
         self.times = ReaderTimes()
         self.scratch_bytes = store.scratch_bytes(plan.rows_per_read)
         self.all_taken = False
@@ -301,6 +304,32 @@ class Readers:
         at = np.concatenate([part.places + self.slots.memory(part.batch.slot)[1] for part in parts])
         read_share(self.store, rows, at, arrays, share)
 
+    def _look_at(self, batch: Batch) -> None:
+        """Count what is NaN or infinite in a batch that is whole, or take it for bad input."""
+        arrays, first = self.slots.memory(batch.slot)
+        gone = {place for place, _ in batch.left_out}
+        for name in self._floats:
+            found = not_finite(arrays[name][first : first + len(batch.rows)])
+            found = {place: count for place, count in found.items() if place not in gone}
+            if not found:
+                continue
+            if self._nan == "count":
+                batch.not_finite[name] = sum(found.values())
+                continue
+            errors = [(place, self._is_not_finite(int(batch.rows[place]), name, found[place])) for place in found]
+            if not self._skip:
+                batch.error = errors[0][1]
+                return
+            batch.left_out += errors
+            gone |= found.keys()
+
+    def _is_not_finite(self, row: int, name: str, count: int) -> DataError:
+        values = "a value that is" if count == 1 else f"{count:,} values that are"
+        return DataError(
+            f'{self.store.origin(row)}: field {name!r} of row {row} has {values} NaN or infinite, and nan="raise". '
+            f'nan="count" delivers and counts them; on_error="skip" leaves such samples out'
+        )
+
     def _post(self, read: Read, seconds: float) -> None:
         counted = tally.collect()
         with self._counting:
@@ -309,6 +338,13 @@ class Readers:
             for part in read.parts:
                 part.batch.reads_left -= 1
             whole = [part.batch for part in read.parts if part.batch.reads_left == 0]
+        if whole and self._floats:
+            began = time.perf_counter()
+            for batch in whole:
+                if batch.error is None:
+                    self._look_at(batch)
+            with self._counting:
+                self.times.reading += time.perf_counter() - began
         if whole:
             self._done.put(whole)
 

@@ -113,6 +113,7 @@ def test_a_handler_passes_over_a_shard_that_cannot_be_had(server, shards):
     assert pipeline.skipped == 1
 
 
+@pytest.mark.case(23)
 def test_secrets_are_not_shown(server, shards):
     url = f"{server.url.replace('//', '//me:hidden@')}/0.tar?X-Amz-Signature=hidden"
     assert "hidden" not in str(next(iter(wds.WebDataset(url, remote=OPTIONS)))["__url__"])

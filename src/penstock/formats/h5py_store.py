@@ -1,6 +1,7 @@
 """Rows that h5py must read: exact for every layout, and one thread at a time."""
 
 import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from math import prod
@@ -87,6 +88,18 @@ def _explained(file: FileId, error: OSError) -> PenstockError:
     )
 
 
+def _beside(h5: Any, path: str, name: str) -> Any:
+    """A dataset whose other files, if it has any, are looked for beside the file: else it is where the process runs."""
+    import h5py
+
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    if not is_remote(path):
+        folder = os.fsencode(os.path.dirname(os.path.realpath(path)))
+        access.set_efile_prefix(folder)
+        access.set_virtual_prefix(folder)
+    return h5py.Dataset(h5py.h5d.open(h5.id, name.encode(), access))
+
+
 class Layout(sliced.Layout):
     """What reading one dataset through h5py takes."""
 
@@ -138,7 +151,7 @@ class H5pyStore(SlicedStore):
     def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         cache_bytes = max((self.layouts[name].cache_bytes for name in names), default=0)
         with _ONE_AT_A_TIME, opened(self.file, self._files, cache_bytes) as h5:
-            yield h5
+            yield {name: _beside(h5, self.file.path, name) for name in names}
 
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         try:
