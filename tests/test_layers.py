@@ -17,7 +17,7 @@ ROOT = Path(penstock.__file__).parent
 # package of that name and for everything inside it. A new module must be placed here.
 LAYERS = [
     ["cli", "__main__"],
-    ["nsd", "webdataset", "convert", "measure", "testing"],
+    ["nsd", "webdataset", "convert", "measure", "hooks", "testing"],
     ["multi", "forecast", "verification"],
     ["trial"],
     ["loader"],
@@ -51,7 +51,7 @@ LAYERS = [
     ],
     [
         *("machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping", "rivals"),
-        *("progress", "owners"),
+        *("progress", "owners", "tuning"),
     ],
     ["interrupts", "forks"],
     ["errors"],
@@ -66,6 +66,7 @@ DOORS = {
     "tiledb": {"formats.tiledb"},
     "zarr": {"formats.zarr_store"},
     "obstore": {"signing"},
+    "prometheus_client": {"hooks"},
     "h5py": {"formats.hdf5", "formats.hdf5_layout", "formats.h5py_store", "cli", "testing"},
 }
 

@@ -688,6 +688,7 @@ class Handle:
         mine, began = tally.mine(), time.perf_counter()
         wanted = sum(map(len, views))
         mine.bytes_read += wanted
+        tally.note(self.file.path, (offset,), wanted)
         if self.manifest is not None:
             self.compare(offset, wanted)
         self.fill(offset, views)

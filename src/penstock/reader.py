@@ -41,9 +41,13 @@ class ReaderTimes:
     """Seconds spent by all reader threads together."""
 
     reading: float = 0.0
+    computing: float = 0.0
+    """Of reading: on a core, rather than waiting."""
     waiting_for_slots: float = 0.0
     counted: Tally = field(default_factory=Tally)
     """What was read and decoded."""
+    threads: int = 0
+    """How many there are now; 0 where the plan says."""
 
 
 class Team:
@@ -56,10 +60,8 @@ class Team:
         self._gone = 0
         self._turn = threading.Lock()
         self._stopping = stopping.Flag()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"penstock-reader-{number}", daemon=True)
-            for number in range(threads)
-        ]
+        self._size = threads
+        self._threads = [self._thread(number) for number in range(threads)]
         self._remaining = deque([0])
         """One number for those it reads for and one for each thread, taken when they go: 0 is the last one's."""
 
@@ -83,6 +85,25 @@ class Team:
                         f"no reader thread could be started: {error}. The system's limit of threads is reached (ulimit "
                         f"-u, or pids.max of the container), or memory for their stacks is"
                     ) from error
+
+    def resize(self, threads: int) -> None:
+        """Read with so many from now on; those who are too many end after the read they are at."""
+        running = [thread for thread in self._threads if thread.is_alive()]
+        self._size = threads
+        for number in range(len(running), threads):
+            thread = self._thread(number)
+            self._remaining.append(len(self._remaining))
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more: those that run go on
+                if thread.ident is None:
+                    self._go()
+                    return
+                raise
+            self._threads.append(thread)
+
+    def _thread(self, number: int) -> threading.Thread:
+        return threading.Thread(target=self._work, args=(number,), name=f"penstock-reader-{number}", daemon=True)
 
     def leave(self) -> None:
         """Some of those it reads for need no more. With the last of them the threads end, and everything is let go."""
@@ -110,11 +131,11 @@ class Team:
             for readers in self._members:
                 readers.let_go()
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         try:
             memory.prepare(max(readers.scratch_bytes for readers in self._members))
             stopping.watch(self._stopping)
-            while (work := self._next()) is not None:
+            while number < self._size and (work := self._next()) is not None:
                 readers, read = work
                 readers.do(read)
         except BaseException as error:  # whatever it is, the caller must hear of it
@@ -226,9 +247,9 @@ class Readers:
 
     def do(self, read: Read) -> None:
         """Read it, and post the batches that are whole now."""
-        began = time.perf_counter()
+        began, began_computing = time.perf_counter(), time.thread_time()
         self._fill(read)
-        self._post(read, time.perf_counter() - began)
+        self._post(read, time.perf_counter() - began, time.thread_time() - began_computing)
 
     def fail(self, error: BaseException) -> None:
         """Tell whoever waits for a batch that a thread has ended."""
@@ -330,10 +351,11 @@ class Readers:
             f'nan="count" delivers and counts them; on_error="skip" leaves such samples out'
         )
 
-    def _post(self, read: Read, seconds: float) -> None:
+    def _post(self, read: Read, seconds: float, computing: float) -> None:
         counted = tally.collect()
         with self._counting:
             self.times.reading += seconds
+            self.times.computing += computing
             self.times.counted.add(counted)
             for part in read.parts:
                 part.batch.reads_left -= 1
