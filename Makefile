@@ -1,17 +1,21 @@
 # `make demo` shows the thing working; `make test` checks all of it; `make docs` builds the pages under site. All set up
 # .venv first; a second call is quick.
+# `make soak` brings faults about at random, for ten seeds from SEED on; the name of a test that fails carries its seed.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test soak lint bench docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/penstock demo
 
 test: lint
 	$(BIN)/pytest --numprocesses auto --dist worksteal --quiet
+
+soak: $(VENV)/.ready
+	$(BIN)/pytest -m soak --numprocesses auto --dist worksteal --timeout 1800 --quiet $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

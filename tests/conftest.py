@@ -1,10 +1,36 @@
-"""What tests share. Nothing that they do is kept in the user's cache folder."""
+"""What tests share. Nothing that they do is kept in the user's cache folder.
+
+A test that takes ``any_seed`` makes its own faults from that number: once in a usual run, and where it is marked
+``soak``, which `make soak` alone runs, for ten numbers. Its name carries the number, and ``--seed`` begins there again.
+"""
 
 import contextlib
 import os
 import tempfile
 
 import pytest
+
+SOAK_SEEDS = 10
+
+
+def pytest_addoption(parser):
+    first = int(os.environ.get("PENSTOCK_SEED", "0"))
+    parser.addoption("--seed", type=int, default=first, help="the seed of tests that make their own faults")
+    parser.addoption("--seeds", type=int, default=SOAK_SEEDS, help="for how many seeds tests of the soak run")
+
+
+def pytest_generate_tests(metafunc):
+    if "any_seed" in metafunc.fixturenames:
+        first = metafunc.config.getoption("seed")
+        count = metafunc.config.getoption("seeds") if metafunc.definition.get_closest_marker("soak") else 1
+        metafunc.parametrize("any_seed", range(first, first + count), ids="seed={}".format)
+
+
+def pytest_collection_modifyitems(config, items):
+    if "soak" in config.option.markexpr:
+        return
+    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+    items[:] = [item for item in items if not item.get_closest_marker("soak")]
 
 
 @pytest.fixture(scope="session", autouse=True)

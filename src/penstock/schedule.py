@@ -27,6 +27,8 @@ class Batch:
     error: BaseException | None = None
     left_out: list[tuple[int, Exception]] = field(default_factory=list)
     """Places of samples that could not be read, and why."""
+    not_finite: dict[str, int] = field(default_factory=dict)
+    """Values that are NaN or infinite, by field, where they are looked for."""
 
 
 @dataclass(frozen=True)

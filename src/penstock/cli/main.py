@@ -18,6 +18,7 @@ from penstock.errors import PenstockError
 
 COMMANDS = {
     "inspect": "what is in files: fields, layout, and how each will be read",
+    "verify": "whether files are what they were: write a manifest of digests, or compare with it",
     "plan": "what training from files would take: memory, bytes, time; and what other loaders would",
     "bench": "run the loader as it would train: rate, memory, waits, the bottleneck; beside others",
     "nsd": "the Natural Scenes Dataset: synthesize one, or prepare yours for training",

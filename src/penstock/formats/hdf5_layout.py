@@ -1,5 +1,6 @@
 """Where the rows of an HDF5 dataset lie, as far as that can be told without h5py's help in reading them."""
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,6 +71,15 @@ class Found:
         """What rewrites it with one row a chunk."""
         whole = "x".join(str(1 if axis == self.axis else size) for axis, size in enumerate(self.shape))
         return f"h5repack -l {self.name}:CHUNK={whole} OLD NEW"
+
+    def holes(self) -> dict[int, int]:
+        """Chunks that were never written, by block of rows."""
+        written: Counter[int] = Counter()
+        step = self.dataset.chunks[self.axis]
+        self.dataset.id.chunk_iter(lambda chunk: written.update((chunk.chunk_offset[self.axis] // step,)))
+        across = prod(self.grid) // self.grid[self.axis]
+        blocks = range(self.grid[self.axis])
+        return {block: across - written[block] for block in blocks if written[block] < across}
 
     def never_written(self, there: str) -> Missing:
         """The error for a dataset of which only some is there."""
@@ -151,7 +161,7 @@ def _chunks(found: Found, known: tuple[CodecId, ...], options: "OpenOptions") ->
         file, found.name, dataset.dtype, _without(found.shape, axis), found.rows, dataset.chunks[axis],
         _without(dataset.chunks, axis), table, known, axis,
         np.asarray(dataset.fillvalue, dataset.dtype).tobytes() if options.allow_fill else None,
-        remedy=found.remedy,
+        remedy=found.remedy, fill_told=str(dataset.fillvalue),
     )  # fmt: skip
     if options.on_error == "raise":
         _check_table(array, found)

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.combine import side_by_side
 from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch
 from penstock.extents import Contiguous, Extents
+from penstock.fileio import open_steady
 from penstock.formats.held import HeldStore, check_can_be_held
 from penstock.formats.rows import common_rows
 from penstock.members import HEAD_BYTES, Npy
@@ -24,7 +25,7 @@ COMPRESSED = "saved by np.savez_compressed, whose arrays can only be decoded fro
 
 def is_npz(path: str) -> bool:
     """Whether a zip archive begins with an array."""
-    with open(path, "rb") as file:
+    with open_steady(path) as file:
         header = file.read(HEADER_BYTES)
         name = file.read(int.from_bytes(header[26:28], "little"))
     return name.endswith(b".npy")
@@ -32,7 +33,7 @@ def is_npz(path: str) -> bool:
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The rows of the arrays of one archive."""
-    table = zip_table(path)
+    table = zip_table(path, options.files)
     names = options.fields or _shared_rows(table)
     direct: dict[str, Extents] = {}
     held: dict[str, np.ndarray] = {}
@@ -46,7 +47,7 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     common_rows(path, counts, asked_for=True)
     stores: list[Store] = [ExtentStore(direct, options.files)] if direct else []
     if held:
-        stores.append(HeldStore(table.file, held, COMPRESSED))
+        stores.append(HeldStore(table.file, held, COMPRESSED, "crc32"))
     return side_by_side(stores, names)
 
 
