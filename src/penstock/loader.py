@@ -376,6 +376,11 @@ class Iteration:
         return self._steps - self._next_delivery
 
     @property
+    def rows_read(self) -> int:
+        """Rows read so far; some of them may belong to batches that are not whole yet."""
+        return int(self._readers.times.rows)
+
+    @property
     def position(self) -> int:
         """Samples of the epoch that were delivered, on all ranks together."""
         return self._deal.position_after(self._next_delivery)

@@ -46,6 +46,8 @@ class ReaderTimes:
     waiting_for_slots: float = 0.0
     counted: Tally = field(default_factory=Tally)
     """What was read and decoded."""
+    rows: float = 0.0
+    """Rows read; some of them may belong to batches that are not whole yet."""
     threads: int = 0
     """How many there are now; 0 where the plan says."""
 
@@ -358,6 +360,7 @@ class Readers:
         with self._counting:
             self.times.reading += seconds
             self.times.computing += computing
+            self.times.rows += sum(len(part.rows) for part in read.parts) / read.share[1]
             self.times.counted.add(counted)
             for part in read.parts:
                 part.batch.reads_left -= 1

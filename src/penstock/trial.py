@@ -31,7 +31,7 @@ class Trial:
 
     seconds: float
     samples: int
-    """In batches that were whole by then."""
+    """That were read by then, in whole batches or not."""
     bytes_read: int
     epoch_bytes: int | None = None
     """What the whole epoch read, where the time was enough for it."""
@@ -43,23 +43,19 @@ class Trial:
         return samples * self.seconds / self.samples if self.samples else None
 
 
-def try_out(loader: Loader, seconds: float, *, by_samples: bool = False) -> Trial:
-    """Read for about so long with a loader that is used for nothing else; less if the rate settles before.
-
-    ``by_samples``: wait for whole batches, where nobody knows how many bytes an epoch has.
-    """
+def try_out(loader: Loader, seconds: float) -> Trial:
+    """Read for about so long with a loader that is used for nothing else; less if the rate settles before."""
     team = Team(loader.plan.threads)
     iteration = loader.begin(0, 0, team)
     began = time.perf_counter()
     team.start()
     looks: list[Look] = [(0.0, 0, 0)]
     try:
-        samples = 0
         while iteration.steps_left:
-            samples += iteration.pass_over(LOOK_EVERY_S)
-            looks.append((time.perf_counter() - began, samples, loader.stats().bytes_read))
+            iteration.pass_over(LOOK_EVERY_S)
+            looks.append((time.perf_counter() - began, iteration.rows_read, loader.stats().bytes_read))
             passed = looks[-1][0]
-            something = samples if by_samples else looks[-1][1:] != (0, 0)
+            something = looks[-1][1:] != (0, 0)
             if (something and (passed > seconds or is_settled(looks))) or passed > WAIT_AT_MOST_S:
                 break
         whole = not iteration.steps_left

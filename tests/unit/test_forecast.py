@@ -289,9 +289,7 @@ def test_where_no_batch_is_whole_yet_bytes_of_the_second_half_count() -> None:
     assert _second_half([(0.0, 0, 0), (0.5, 8, 400), (1.0, 8, 500)], None) == Trial(1.0, 8, 500)
 
 
-def test_where_bytes_are_unknown_a_trial_waits_for_a_whole_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_counts_rows_before_a_batch_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "JOIN_BELOW_BYTES", 0)
     monkeypatch.setattr(planning, "SPLIT_ABOVE_BYTES", 0)  # eight reads a batch
 
@@ -303,5 +301,24 @@ def test_where_bytes_are_unknown_a_trial_waits_for_a_whole_batch(
     ds = ps.open(tmp_path / "a.npy").map(slow)
     with ps.Loader(ds, batch_size=8, memory="64MiB", output="numpy", threads=1) as loader:
         assert loader.plan.rows_per_read == 1
-        assert try_out(loader, 0.05).samples == 0
-        assert try_out(loader, 0.05, by_samples=True).samples >= 8
+        tried = try_out(loader, 0.1)
+        assert 0 < tried.samples < 8
+        assert abs(tried.bytes_read - tried.samples * 800) <= 800  # one may be done between the two looks
+
+
+def test_bytes_of_a_store_in_blocks_whose_files_nobody_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zarr = pytest.importorskip("zarr")
+    values = RNG.normal(size=(400, 30, 20)).astype(np.float32)
+    zarr.create_array(str(tmp_path / "a.zarr"), data=values, chunks=(4, 30, 20))
+
+    def slow(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        time.sleep(0.02)
+        return batch
+
+    ds = ps.open(tmp_path / "a.zarr").map(slow)
+    told = ps.plan(ds, batch_size=8, memory="64MiB", threads=2, measure=0.3)
+    stored = sum(path.stat().st_size for path in (tmp_path / "a.zarr").rglob("*") if path.is_file())
+    assert told.seconds is not None
+    assert told.read_bytes == pytest.approx(stored, rel=0.03)
