@@ -232,3 +232,8 @@ def test_no_interrupt_is_lost(apart, any_seed):
     ended = apart(BEGIN + NEVER_LOST, any_seed, deadline=100)
     assert ended.code == 0, ended.err
     assert ended.out == "600 600 []\n"
+
+
+@pytest.mark.soak
+def test_no_interrupt_is_lost_for_many_seeds(apart, any_seed):
+    test_no_interrupt_is_lost(apart, any_seed)
