@@ -46,7 +46,7 @@ LAYERS = [
     ["interleave"],
     ["picture_headers", "memory", "budget", "order", "deal", "extents", "coalesce", "within", "tally", "tarblocks"],
     ["machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping", "rivals", "progress"],
-    ["interrupts", "forks"],
+    ["interrupts", "forks", "workers"],
     ["errors"],
 ]
 
