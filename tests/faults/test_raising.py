@@ -98,6 +98,7 @@ def test_what_would_end_a_program_does_not_end_a_thread_in_silence(numbers, kind
         with pytest.raises(WorkerDied, match="who knows why") as failed:
             seen.extend(row for batch in loader for row in batch["number"].tolist())
         assert isinstance(failed.value.__cause__, kind)
+        assert f"batch {BAD // 8} of epoch 0" in failed.value.__notes__[0]
         assert seen == list(range(0, 2 * (BAD // 8 * 8), 2)), "all batches before it"
 
 
