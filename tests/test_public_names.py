@@ -11,7 +11,7 @@ import penstock
 PUBLIC = [
     "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "MultiLoader", "Order", "Plan", "Resampled",
     "Shuffled", "Stats", "Store", "concat", "errors", "from_arrays",
-    "inspect", "join", "open", "open_raw", "plan",
+    "inspect", "join", "open", "open_raw", "plan", "verify", "write_manifest",
 ]  # fmt: skip
 
 HEAVY = ("torch", "h5py", "imagecodecs", "tqdm", "pandas", "scipy", "hypothesis", "pytest")

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from penstock.spec import FieldSpec
     from penstock.stats import Stats
     from penstock.store import Store
+    from penstock.verification import verify, write_manifest
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "MultiLoader", "Order", "Plan", "Resampled",
     "Shuffled", "Stats", "Store", "concat", "errors", "from_arrays", "inspect", "join", "open", "open_raw",
-    "plan",
+    "plan", "verify", "write_manifest",
 ]  # fmt: skip
 
 # Each name is fetched on first use: importing penstock takes milliseconds, and numpy is imported when it is needed.
@@ -36,6 +37,7 @@ _HOMES = {
     "spec": ("FieldSpec",),
     "stats": ("Stats",),
     "store": ("Store",),
+    "verification": ("verify", "write_manifest"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -9,6 +9,7 @@ import struct
 import sys
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,11 +131,15 @@ class Bitshuffled:
 
 @cache
 def _functions(library: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Functions of one of the libraries that hdf5plugin ships; empty where it has none of this name."""
-    try:
-        import hdf5plugin
+    """Functions of one of the libraries that hdf5plugin ships; empty where it has none of this name.
 
-        (path,) = Path(hdf5plugin.PLUGIN_PATH).glob(f"{library}.*")
+    Its Python is not imported: that would have HDF5 search every folder that its environment names for plug-ins.
+    """
+    try:
+        package = find_spec("hdf5plugin")
+        if package is None or not package.submodule_search_locations:
+            return {}
+        (path,) = Path(package.submodule_search_locations[0], "plugins").glob(f"{library}.*")
         loaded = ctypes.CDLL(str(path))  # releases the interpreter's lock in every call
         return {name: getattr(loaded, name) for name in names}
     except (ImportError, OSError, AttributeError, ValueError):
@@ -297,18 +302,15 @@ def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
             convert_piece(source, single, replace(cast, dtype=single.dtype))
             np.copyto(target, single, casting="same_kind")
         return
-    np.copyto(target, source, casting="unsafe")
-    rescale(target, cast)
-
-
-def rescale(target: np.ndarray, cast: Cast) -> None:
-    """Values that have the right dtype already: divided, scaled and shifted in place."""
-    if cast.divisor != 1:
-        np.divide(target, target.dtype.type(cast.divisor), out=target)
-    if cast.scale != 1:
-        np.multiply(target, target.dtype.type(cast.scale), out=target)
-    if cast.offset != 0:
-        np.add(target, target.dtype.type(cast.offset), out=target)
+    asked = ((np.divide, cast.divisor, 1), (np.multiply, cast.scale, 1), (np.add, cast.offset, 0))
+    steps = [(step, target.dtype.type(value)) for step, value, nothing in asked if value != nothing]
+    if target.dtype.kind == "f" and steps:  # the first on the way: a pass over the target saved
+        step, value = steps.pop(0)
+        step(source, value, out=target, dtype=target.dtype, casting="unsafe")
+    else:
+        np.copyto(target, source, casting="unsafe")
+    for step, value in steps:
+        step(target, value, out=target)
 
 
 def convert_scratch_bytes(elements: int, cast: Cast) -> int:

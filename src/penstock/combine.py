@@ -7,6 +7,7 @@ inwards to the store that reads the bytes, where they cost least.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -193,10 +194,13 @@ class Concat:
 
     def read_share(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
         check_rows(rows, self)
+        order = np.argsort(rows, kind="stable")
+        rows, at = rows[order], at[order]
         which = np.searchsorted(self.starts, rows, side="right") - 1
-        for part in sorted(set(which.tolist())):
-            here = which == part
-            read_share(self.stores[part], rows[here] - self.starts[part], at[here], out, share)
+        begins = [0, *(np.flatnonzero(which[1:] != which[:-1]) + 1).tolist(), len(rows)] if len(rows) else []
+        for begin, end in pairwise(begins):
+            part = int(which[begin])
+            read_share(self.stores[part], rows[begin:end] - self.starts[part], at[begin:end], out, share)
 
     def origin(self, row: int) -> Origin:
         part = int(np.searchsorted(self.starts, row, side="right")) - 1
@@ -350,6 +354,16 @@ def side_by_side(stores: Sequence[Store], names: Sequence[str]) -> Store:
         return stores[0]
     parts = (Part(store, None, {name: name for name in store.fields}) for store in stores)
     return Joined({str(number): part for number, part in enumerate(parts)}).choosing(list(names))
+
+
+def classes_of(store: Store) -> tuple[str, ...]:
+    """What labels mean, of the first store below that knows."""
+    if isinstance(store, Joined):
+        below: Sequence[Store] = [part.store for part in store.parts.values()]
+    else:
+        below = store.stores[:1] if isinstance(store, Concat) else [store.store] if isinstance(store, Wrapper) else ()
+    found: tuple[str, ...] = getattr(store, "classes", ())
+    return found or next(filter(None, map(classes_of, below)), ())
 
 
 def _position(row: int | None, rows: range | np.ndarray | None) -> int | None:

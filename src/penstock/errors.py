@@ -101,5 +101,9 @@ class OutOfRange(ConfigError, IndexError):
     """A row that does not exist."""
 
 
+class CacheIsFull(UserWarning):
+    """Files are read over the network from now on, because there is no room for copies."""
+
+
 class KeptBatches(UserWarning):
     """Batches are being kept, so memory beyond the budget is in use on the caller's behalf."""

@@ -35,11 +35,16 @@ class FileId:
     """What a server calls this version of a file that is not on this machine."""
     expanded: bool = False
     """The bytes are those that the compressed file at ``path`` holds."""
+    compared: bool = False
+    """Held against a manifest, block by block, when it is read."""
+
+    def __hash__(self) -> int:  # asked for with every loan, and Python keeps that of a text
+        return hash(self.path)
 
     @property
     def can_be_mapped(self) -> bool:
-        """Whether it lies on this machine as it is."""
-        return not self.expanded and not is_remote(self.path)
+        """Whether it lies on this machine as it is, and nobody must know what is read of it."""
+        return not self.expanded and not self.compared and not is_remote(self.path)
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,8 @@ class Chunks(Array):
     """What would let each row be read by itself."""
     evidence: tuple[int, ...] = ()
     """Sizes of some of its files, where it is not known what all take."""
+    fill_told: str = ""
+    """The fill value in words, also where to take it is an error."""
 
     @property
     def home(self) -> str:
@@ -283,10 +290,13 @@ class Members(Array):
     pattern: str = ""
     """What a member is called, with ``*`` for its sample; the sample and the field, joined by a dot, if empty."""
     layout: str = "members of an archive"
+    max_bytes: int = 2**62
+    """Members of more are refused."""
 
     @cached_property
     def longest(self) -> int:
-        return int(self.lengths.max(initial=0))
+        """Bytes of the longest that is read."""
+        return min(int(self.lengths.max(initial=0)), self.max_bytes)
 
     @cached_property
     def spec(self) -> FieldSpec:

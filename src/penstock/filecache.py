@@ -4,14 +4,19 @@ Each version of a file is one entry: ``<hash>.cached``, the hash being of what i
 ETag and its time. Two addresses never share one, and another version is another entry.
 
 Rules:
-1. An entry is whole: it is written under another name, checked, and renamed. A name that is there can be trusted.
+1. An entry is whole: it is written under another name, checked, and renamed. What it was then is written beside it, as
+   digests of its blocks, so that a copy that was damaged since is noticed when it is read; it is removed, as is one of
+   another size, and fetched again.
 2. One process fetches and the others wait for it. It holds a lock that ends with it, however it ends; what it left
    unfinished is removed by the next.
 3. Room is made before it is used, by removing what was not read for longest; never what is being read, which is
    locked, and never a file that is not named as above.
-4. Waiting ends: when the one that fetches has not written for ``patience_s``, or there has been no room for so long.
+4. The folder and what is in it are the user's own, or root's: whoever else could write there could choose the data.
+   Folders are made 0700 and files 0600, and no link is followed.
+5. Waiting ends: when the one that fetches has not written for ``patience_s``, or there has been no room for so long.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -21,12 +26,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from penstock import locks, stopping
+from penstock import locks, owners, stopping
 from penstock.errors import ConfigError, LimitExceeded, SourceError, Unavailable, Unsafe
 from penstock.extents import FileId
 from penstock.sizes import format_size
 
-_OURS = re.compile(r"([0-9a-f]{40})\.(cached|part|lock)")
+_OURS = re.compile(r"([0-9a-f]{40})\.(cached|part|lock|sums)")
 FOLDER_LOCK = "penstock-cache.lock"
 
 PATIENCE_S = 60.0
@@ -36,8 +41,14 @@ TOUCH_EVERY_S = 1.0
 
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
-Fetch = Callable[[int], None]
-"""Writes all of a file to an open descriptor, or raises."""
+Fetch = Callable[[int], bytes | None]
+"""Writes all of a file to an open descriptor, or raises; returns digests of its blocks, if there are to be any."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CacheFull(Unavailable):
+    """The disk has no room for a copy."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +63,20 @@ class FileCache:
         """Only where it is used: many programs name a cache and then read local files."""
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
-            mode = os.stat(self.folder).st_mode
+            about = os.stat(self.folder)
         except OSError as error:
             raise ConfigError(f"cache_dir={self.folder!r}: cannot be used ({error.strerror})") from error
-        if os.name == "posix" and mode & stat.S_IWOTH:
+        if os.name != "posix":
+            return
+        if about.st_mode & stat.S_IWOTH:
             raise ConfigError(
                 f"cache_dir={self.folder!r}: anybody may write there, and so put other data in a file's place; use a "
                 f"folder of your own, or chmod o-w"
+            )
+        if not owners.is_trusted(about):
+            raise ConfigError(
+                f"cache_dir={self.folder!r}: its owner is another user (uid {about.st_uid}, not {os.geteuid()}), who "
+                f"could put other data in a file's place; use a folder of your own"
             )
 
     @contextmanager
@@ -83,6 +101,21 @@ class FileCache:
         """Whether its copy is there now."""
         return os.path.exists(self.path(file))
 
+    def sums(self, file: FileId) -> bytes:
+        """Digests of the blocks of a copy, as it was made; nothing where nobody wrote them down."""
+        try:
+            descriptor = os.open(self._path(key_of(file), "sums"), os.O_RDONLY | _FLAGS)
+        except OSError:
+            return b""
+        with open(descriptor, "rb") as written:
+            return written.read(file.size // 1024 + 1024)
+
+    def remove(self, file: FileId) -> None:
+        """Let go of a copy that is not what it was; whoever reads from it still can."""
+        for kind in ("cached", "sums"):
+            with suppress(OSError):
+                os.unlink(self._path(key_of(file), kind))
+
     # Reading.
 
     def _open(self, key: str, file: FileId) -> int | None:
@@ -99,11 +132,17 @@ class FileCache:
             if not locks.try_lock(descriptor, shared=True) or not _is_at(path, found):
                 os.close(descriptor)  # it is being removed this moment
                 return None
-            if not stat.S_ISREG(found.st_mode) or found.st_size != file.size:
+            if not owners.is_trusted(found):
                 raise Unsafe(
-                    f"{path}: the copy of {file.path} has {found.st_size:,} bytes, not {file.size:,}: something else "
-                    f"than penstock wrote to it; remove it"
+                    f"{path}: the copy of {file.path} was put there by another user (uid {found.st_uid}); remove it, "
+                    f"and use a cache_dir that nobody else may write to"
                 )
+            if not stat.S_ISREG(found.st_mode):
+                raise Unsafe(f"{path}: is not a file that this cache wrote; remove it")
+            if found.st_size != file.size:  # cut short or written to since: not a copy any more
+                self.remove(file)
+                os.close(descriptor)
+                return None
             if time.time() - found.st_mtime > TOUCH_EVERY_S:
                 with suppress(OSError):
                     os.utime(path)
@@ -127,18 +166,28 @@ class FileCache:
             try:
                 descriptor = self._reserved(partial, file)
                 try:
-                    fetch(descriptor)
+                    sums = fetch(descriptor)
                     _check_written(descriptor, file)
                 finally:
                     os.close(descriptor)
+                self._write_sums(key, sums)
                 os.replace(partial, final)
             except OSError as error:
-                raise Unavailable(
+                raise (CacheFull if error.errno in _FULL else Unavailable)(
                     f"{file.path}: cannot be kept in cache_dir={self.folder!r}: {error.strerror} (errno {error.errno})"
                 ) from error
             finally:
                 with suppress(OSError):
                     os.unlink(partial)
+
+    def _write_sums(self, key: str, sums: bytes | None) -> None:
+        path = self._path(key, "sums")
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        if sums:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(sums)
 
     @contextmanager
     def _alone(self, key: str, file: FileId) -> Iterator[None]:
@@ -198,6 +247,11 @@ class FileCache:
             for entry in list(found):
                 named = _OURS.fullmatch(entry.name)
                 if named is None:
+                    continue
+                if named[2] == "sums":
+                    if not any(os.path.exists(self._path(named[1], kind)) for kind in ("cached", "part")):
+                        with suppress(OSError):
+                            os.unlink(entry.path)
                     continue
                 if named[2] != "cached" and self._remove_leftover(named[1], entry.path):
                     continue
@@ -304,6 +358,8 @@ def _remove_unread(path: str) -> bool:
         if not locks.try_lock(descriptor):
             return False
         os.unlink(path)
+        with suppress(FileNotFoundError):
+            os.unlink(f"{path.removesuffix('cached')}sums")
     except OSError:
         return False
     finally:

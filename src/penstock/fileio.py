@@ -12,6 +12,8 @@ Rules:
 5. A file on another machine is read in ranges; with a cache, from its copy there, which is open only while it is lent,
    so that the cache can make room. Where a cache cannot hold all files that were opened, the first that fit have
    copies and the others are read in ranges: they would push each other out with every read. None is ever mapped.
+6. With a manifest, no byte of a file is handed out before the block that it is of was compared, nor is a file mapped,
+   where nobody could see what is read. What a library opens by its name is compared whole before it does.
 """
 
 import ctypes
@@ -23,19 +25,24 @@ import os
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 
 from penstock import packing, stopping, tally
-from penstock.errors import Changed, ConfigError, Corrupt, LimitExceeded, Missing, Truncated, Unavailable
+from penstock.errors import CacheIsFull, Changed, ConfigError, Corrupt, LimitExceeded, Missing, Truncated, Unavailable
 from penstock.extents import FileId
-from penstock.filecache import PATIENCE_S, FileCache
+from penstock.filecache import PATIENCE_S, CacheFull, FileCache
 from penstock.machine import descriptor_limit
+from penstock.manifest import PIECE_BYTES, Digests, Manifest, Span, copies_bytes, digest, of_copy
+from penstock.memory import aligned, borrow
+from penstock.packing import MAX_EXPANSION
 from penstock.sizes import KiB, MiB, parse_size
 from penstock.urls import is_remote
 
@@ -54,6 +61,9 @@ CHECK_EVERY_S = 0.02
 
 # What tells a file's format.
 HEAD_BYTES = 512
+
+# Files that LMDB and TileDB lock.
+LOCKS = ("lock.mdb", "__lock.tdb")
 
 # Pieces in which a file is fetched into the cache.
 FETCH_BYTES = 1 * MiB
@@ -160,7 +170,7 @@ def unseen(path: str) -> FileId:
 
 def check_unchanged(file: FileId) -> None:
     """Refuse to go on with any other file than the one that was parsed."""
-    now = identify(file.path, growing=file.growing)
+    now = replace(identify(file.path, growing=file.growing), compared=file.compared)
     if now == file or (file.growing and now.inode == file.inode and now.size >= file.size):
         return
     how = "replaced" if now.inode != file.inode else "rewritten"
@@ -179,17 +189,24 @@ class Files:
         remote: "Remote | None" = None,
         cache: FileCache | None = None,
         known: "Mapping[str, Head] | None" = None,
+        manifest: Manifest | None = None,
+        max_expansion: int = MAX_EXPANSION,
     ) -> None:
         if not isinstance(max_open, int) or max_open < 0:
             raise ConfigError(
                 f"max_open_files={max_open!r}: expected a whole number, 0 (open for each request) or more"
             )
-        self.max_open = max_open
-        self._remote, self.cache = remote, cache
+        if not isinstance(max_expansion, int) or max_expansion < 1:
+            raise ConfigError(f"max_expansion={max_expansion!r}: expected a whole number, 1 or more")
+        self.max_open, self.max_expansion = max_open, max_expansion
+        self._remote, self.cache, self.manifest = remote, cache, manifest
         self._known: dict[str, Head] = dict(known or {})
         """Files on other machines, as they were when they were identified last."""
         self._known_bytes = sum(head.file.size for head in self._known.values())
         self._just_asked: set[str] = set()
+        self._cache_is_full = False
+        self._copies: dict[FileId, Manifest | None] = {}
+        """What copies in the cache were when they were made."""
         self._reset()
         _EVERY_FILES.add(self)
 
@@ -200,7 +217,7 @@ class Files:
         self._changed = threading.Condition()
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.max_open, self._remote, self.cache, self._known)
+        return type(self), (self.max_open, self._remote, self.cache, self._known, self.manifest, self.max_expansion)
 
     @property
     def remote(self) -> "Remote":
@@ -214,7 +231,11 @@ class Files:
     def identify(self, path: str, *, growing: bool = False) -> FileId:
         """The file as it is now; ``path`` may be an address that was admitted."""
         if not is_remote(path):
-            return identify(path, growing=growing)
+            found = identify(path, growing=growing)
+            if self.manifest is None:
+                return found
+            self.manifest.check_size(path, found.size)
+            return replace(found, compared=True)
         if path in self._just_asked:
             self._just_asked.discard(path)
         else:
@@ -225,7 +246,10 @@ class Files:
                 f"{path}: the server cannot send parts of files, so single samples cannot be read from there. Pass "
                 f"cache_dir= to fetch files whole, once; or read in order with penstock.webdataset"
             )
-        return head.file
+        if self.manifest is None:
+            return head.file
+        self.manifest.check_size(path, head.file.size)
+        return replace(head.file, compared=True)
 
     def first_bytes(self, path: str) -> bytes:
         """What tells a file's format; fewer bytes if it is shorter."""
@@ -242,12 +266,40 @@ class Files:
 
     def head_of(self, file: FileId, count: int) -> bytes:
         """The first bytes of a file while it is parsed; fewer if it is shorter. No handle of it is kept."""
-        if not is_remote(file.path):
+        if not is_remote(file.path) and not file.compared:
             return _beginning(file.path, count)
         head = np.empty(min(count, file.size), np.uint8)
         with self.lend(file) as handle:
             handle.read_into(0, head)
         return head.tobytes()
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What a read borrows to compare what it reads."""
+        if self.manifest is not None and self._known:  # blocks of files elsewhere are held while they are compared
+            return aligned(self.manifest.block_bytes) + PIECE_BYTES
+        return 0 if self.manifest is None and self.cache is None else PIECE_BYTES
+
+    @property
+    def shared_index(self) -> dict[int, int]:
+        """Memory of what all files are held against."""
+        if self.manifest is not None:
+            return {id(self.manifest): self.manifest.index_bytes}
+        return {} if self.cache is None else {id(self): copies_bytes(len(self._known), self._known_bytes)}
+
+    def marked(self, file: FileId) -> FileId:
+        """A file or folder whose bytes were held against the manifest, if there is one."""
+        return replace(file, compared=self.manifest is not None)
+
+    def compare_whole(self, path: str) -> None:
+        """Hold all of a file, or of the files of a folder, against the manifest: a library will open it by its name."""
+        if self.manifest is None or is_remote(path):
+            return
+        self.manifest.check_there(path)
+        for each in files_below(path):
+            file = self.identify(each)
+            with self.lend(file) as handle:
+                handle.compare(0, file.size)
 
     def is_far(self, file: FileId) -> bool:
         """Whether each read of it is a journey, so that many at a time pay."""
@@ -258,37 +310,76 @@ class Files:
         if self.cache is None:
             return False
         limit = self.cache.limit_bytes
+        if self._cache_is_full and self._comes_in_parts(file):
+            return self.cache.has(file)
         if limit is None or self._known_bytes <= limit or self.cache.has(file):
             return True
         head = self._known.get(file.path)
         return head is None or not head.in_parts or file.size > limit  # the last is an error, which tells of the limit
 
-    @contextmanager
-    def lend(self, file: FileId, *, mapped: bool = False) -> Iterator["Handle"]:
+    def lend(self, file: FileId, *, mapped: bool = False) -> AbstractContextManager["Handle"]:
         """A handle of this file (or a mapping of it, where rows are too small for a system call each).
 
         The handle of a file that was not seen before tells by its ``size`` whether it is there.
         """
+        if file.size == NOT_SEEN or file.expanded or is_remote(file.path):
+            return self._lend_other(file)
+        return _Loan(self, file, mapped)
+
+    @contextmanager
+    def _lend_other(self, file: FileId) -> Iterator["Handle"]:
         if file.size == NOT_SEEN:
             with self._once(file) as handle:
                 yield handle
         elif file.expanded:
             assert self.cache is not None
             with self.cache.lent(file, lambda descriptor: self._expand(file, descriptor)) as descriptor:
-                yield CachedHandle(file, descriptor)
-        elif not is_remote(file.path):
-            with self._lend_local(file, mapped) as handle:
-                yield handle
+                yield CachedHandle(file, descriptor, self._as_copied(file), self.cache)
         elif self.cache is None or not self._keeps(file):
-            yield RemoteHandle(file, self.remote)
+            yield RemoteHandle(file, self.remote, self.manifest)
         else:
-            with self.cache.lent(file, lambda descriptor: self._fetch(file, descriptor)) as descriptor:
-                yield CachedHandle(file, descriptor)
+            with self._copy(file) as handle:
+                yield handle
+
+    @contextmanager
+    def _copy(self, file: FileId) -> Iterator["Handle"]:
+        """A file on another machine by its copy here; where the disk is full, without one."""
+        assert self.cache is not None
+        far = RemoteHandle(file, self.remote, self.manifest)
+        with ExitStack() as stack:
+            try:
+                lent = self.cache.lent(file, lambda descriptor: self._fetch(file, descriptor))
+                descriptor = stack.enter_context(lent)
+            except CacheFull as error:
+                if not self._comes_in_parts(file):
+                    raise
+                self._do_without_copies(error)
+                yield far
+                return
+            spare = far if self._comes_in_parts(file) else None
+            yield CachedHandle(file, descriptor, self.manifest or self._as_copied(file), self.cache, spare)
+
+    def _comes_in_parts(self, file: FileId) -> bool:
+        head = self._known.get(file.path)
+        return head is not None and head.in_parts
+
+    def _do_without_copies(self, error: CacheFull) -> None:
+        if not self._cache_is_full:
+            self._cache_is_full = True
+            warnings.warn(f"{error}. Reading over the network goes on", CacheIsFull, stacklevel=2)
+
+    def _as_copied(self, file: FileId) -> Manifest | None:
+        """What a copy was when it was made; known to this process from its first use on."""
+        assert self.cache is not None
+        if file not in self._copies:
+            told = f"in {self.cache.folder}"
+            self._copies[file] = of_copy(told, file.path, file.size, self.cache.sums(file))
+        return self._copies[file]
 
     @contextmanager
     def lend_in_order(self, file: FileId) -> Iterator["Handle"]:
         """A handle for reads that go ahead through the file: one long request where it is far away."""
-        if not self.is_far(file):
+        if not self.is_far(file) or self.manifest is not None:  # comparing reads whole blocks, and not in this order
             with self.lend(file) as handle:
                 yield handle
             return
@@ -321,24 +412,27 @@ class Files:
             return None
         return file if self._keeps(file) else None
 
-    def _fetch(self, file: FileId, descriptor: int) -> None:
+    def _fetch(self, file: FileId, descriptor: int) -> bytes:
         """Write a file from another machine to an open one, and compare its checksum where the server gives one."""
         from penstock.remote import digest_of
 
         piece = memoryview(bytearray(min(FETCH_BYTES, max(1, file.size))))
         sums = {name: hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha256")}
+        digests = Digests()
         with self.remote.body(file.path, file) as body:
             told = None
             while got := body.readinto(piece):
                 told = digest_of(file.path, body.headers)
                 if told is not None:
                     sums[told[0]].update(piece[:got])
+                digests.add(piece[:got])
                 _write(descriptor, piece[:got])
         if told is not None and sums[told[0]].digest() != told[1]:
             raise Corrupt(
                 f"{file.path}: what came is not what the server says it sent: {told[0]} {sums[told[0]].hexdigest()} "
                 f"instead of {told[1].hex()}. It is not kept; try again"
             )
+        return digests.whole()
 
     def expanded(self, path: str, size: int | None = None) -> FileId:
         """What a compressed file holds, of which a copy is kept in the cache; its size, where it is not known, is found
@@ -363,9 +457,10 @@ class Files:
         version = f"expanded from {packed.size} bytes {packed.etag} {place}"
         return FileId(path, size, packed.mtime_ns, packed.inode, etag=version, expanded=True)
 
-    def _expand(self, file: FileId, descriptor: int) -> None:
-        written = 0
+    def _expand(self, file: FileId, descriptor: int) -> bytes:
+        written, digests = 0, Digests()
         for piece in self._pieces(file):
+            digests.add(memoryview(piece))
             _write(descriptor, memoryview(piece))
             written += len(piece)
         if written != file.size or self.identify(file.path).mtime_ns != file.mtime_ns:
@@ -373,29 +468,16 @@ class Files:
                 f"{file.path}: the file was rewritten after it was opened: it expanded to {file.size:,} bytes, now to "
                 f"{written:,}. Open the dataset again to read the new file"
             )
+        return digests.whole()
 
     def _pieces(self, file: FileId) -> Iterator[bytes]:
         """What a compressed file holds, here or on another machine."""
         if is_remote(file.path):
             with self.remote.body(file.path) as body:
-                yield from packing.pieces(body, file.path, FETCH_BYTES)
+                yield from packing.pieces(body, file.path, FETCH_BYTES, self.max_expansion)
         else:
             with open(file.path, "rb", buffering=BUFFER_BYTES) as source:
-                yield from packing.pieces(source, file.path, FETCH_BYTES)
-
-    @contextmanager
-    def _lend_local(self, file: FileId, mapped: bool) -> Iterator["Handle"]:
-        handle = self._take(file, mapped)
-        try:
-            handle.check()
-            yield handle
-        finally:
-            with self._changed:
-                handle.users -= 1
-                if handle.users == 0:
-                    if self.max_open == 0:
-                        self._close(file, mapped)
-                    self._changed.notify()
+                yield from packing.pieces(source, file.path, FETCH_BYTES, self.max_expansion)
 
     def close(self) -> None:
         """Close the descriptors that are not lent right now; the files can be lent again afterwards.
@@ -433,6 +515,14 @@ class Files:
             handle.users += 1
             return handle
 
+    def _give_back(self, handle: "Handle", file: FileId, mapped: bool) -> None:
+        with self._changed:
+            handle.users -= 1
+            if handle.users == 0:
+                if self.max_open == 0:
+                    self._close(file, mapped)
+                self._changed.notify()
+
     def _has_room(self) -> bool:
         """Whether one more may be open; if not, one that is idle is closed, or what has changed is waited for."""
         if len(self._open) + len(self._passing) < self._most:
@@ -451,12 +541,14 @@ class Files:
             try:
                 seen = self.remote.head(file.path).file
             except Missing:
-                yield PassingHandle(file)
+                absent = PassingHandle(file, self.manifest)
+                absent.check_may_be_absent()
+                yield absent
                 return
             with self.lend(seen) as handle:
                 yield handle
             return
-        handle = PassingHandle(file)
+        handle = PassingHandle(file, self.manifest)
         with self._changed:
             while not self._has_room():
                 pass
@@ -472,7 +564,7 @@ class Files:
 
     def _opened(self, file: FileId, mapped: bool) -> "Handle":
         try:
-            handle = self._open[file, mapped] = Handle(file, mapped)
+            handle = self._open[file, mapped] = Handle(file, mapped, self.manifest)
         except BaseException:
             self._changed.notify()  # the room that was made for it is somebody else's
             raise
@@ -482,11 +574,47 @@ class Files:
         self._open.pop((file, mapped)).close()
 
 
+def files_below(path: str) -> Iterator[str]:
+    """A file itself, or all files of a folder and of those in it, in the order of their names.
+
+    Locks are left out: they are not data, and change when they are looked at.
+    """
+    if not os.path.isdir(path):
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        yield from (os.path.join(folder, name) for name in sorted(names) if name not in LOCKS)
+
+
+class _Loan:
+    """A handle of a file on this machine, for the length of a ``with``. (A generator would take twice as long.)"""
+
+    __slots__ = ("file", "files", "handle", "mapped")
+
+    def __init__(self, files: Files, file: FileId, mapped: bool) -> None:
+        self.files, self.file, self.mapped = files, file, mapped
+
+    def __enter__(self) -> "Handle":
+        handle = self.handle = self.files._take(self.file, self.mapped)
+        try:
+            handle.check()
+        except BaseException:
+            self.files._give_back(handle, self.file, self.mapped)
+            raise
+        return handle
+
+    def __exit__(self, *error: object) -> None:
+        self.files._give_back(self.handle, self.file, self.mapped)
+
+
 def remote_files(
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | str | None,
     options: "RemoteOptions | None",
     max_open: int = MAX_OPEN_FILES,
+    manifest: Manifest | None = None,
+    max_expansion: int = MAX_EXPANSION,
 ) -> Files:
     """Files that may lie on other machines, as the caller of ``open`` wants them read."""
     remote, patience_s = None, PATIENCE_S
@@ -497,16 +625,22 @@ def remote_files(
     if cache_dir is None:
         if cache_bytes is not None:
             raise ConfigError(f"cache_bytes={cache_bytes!r} without cache_dir=: name the folder that it limits")
-        return Files(max_open, remote)
+        return Files(max_open, remote, manifest=manifest, max_expansion=max_expansion)
     limit = None if cache_bytes is None else parse_size(cache_bytes, argument="cache_bytes")
-    return Files(max_open, remote, FileCache(os.fspath(cache_dir), limit, patience_s))
+    cache = FileCache(os.fspath(cache_dir), limit, patience_s)
+    return Files(max_open, remote, cache, manifest=manifest, max_expansion=max_expansion)
 
 
 class Handle:
     """One open descriptor: of a file to read from, or of a mapping in ``bytes``."""
 
-    def __init__(self, file: FileId, mapped: bool) -> None:
+    manifest: Manifest | None = None
+    _span: Span | None = None
+    """Which blocks of the manifest are this file's, once that was asked."""
+
+    def __init__(self, file: FileId, mapped: bool, manifest: Manifest | None = None) -> None:
         self.file = file
+        self.manifest = manifest
         self.descriptor = -1
         self.users = 0
         self.bytes = np.empty(0, np.uint8)
@@ -521,6 +655,8 @@ class Handle:
             ) from None
         except OSError as error:
             raise Unavailable(f"{file.path}: cannot be opened ({_words(error)})") from error
+        if manifest is not None:
+            manifest.check_size(file.path, file.size)
         if mapped:  # a mapping needs no descriptor any more
             try:
                 self.bytes = _map(self.descriptor, file.size)
@@ -550,11 +686,22 @@ class Handle:
         """Fill ``targets`` (each contiguous) one after another from ``offset`` on; an early end is an error."""
         views = [target.reshape(-1).view(np.uint8).data for target in targets]
         mine, began = tally.mine(), time.perf_counter()
-        mine.bytes_read += sum(map(len, views))
-        self._fill(offset, views)
+        wanted = sum(map(len, views))
+        mine.bytes_read += wanted
+        tally.note(self.file.path, (offset,), wanted)
+        if self.manifest is not None:
+            self.compare(offset, wanted)
+        self.fill(offset, views)
         mine.file_seconds += time.perf_counter() - began
 
-    def _fill(self, offset: int, views: list[memoryview]) -> None:
+    def compare(self, offset: int, length: int) -> None:
+        """Hold what is there against the manifest, unless that was done before."""
+        assert self.manifest is not None
+        if self._span is None:
+            self._span = self.manifest.span(self.file.path)
+        self.manifest.compare(self.file.path, self._span, self.fill, (offset, offset + length))
+
+    def fill(self, offset: int, views: list[memoryview]) -> None:
         """Short reads go on."""
         wanted = sum(map(len, views))
         if wanted <= _MOST_PER_CALL and self._read_some(views, offset) == wanted:
@@ -600,8 +747,8 @@ class Handle:
 class PassingHandle(Handle):
     """A file that was not seen before, and may be absent."""
 
-    def __init__(self, file: FileId) -> None:
-        self.file, self.descriptor = file, -1
+    def __init__(self, file: FileId, manifest: Manifest | None = None) -> None:
+        self.file, self.descriptor, self.manifest = file, -1, manifest
         self._seek = threading.Lock()
 
     def look(self) -> None:
@@ -611,18 +758,56 @@ class PassingHandle(Handle):
             self.descriptor = os.open(path, os.O_RDONLY | _BINARY | _CLOEXEC)
             found = os.fstat(self.descriptor)
         except (FileNotFoundError, NotADirectoryError):
+            self.check_may_be_absent()
             return
         except OSError as error:
             raise Unavailable(f"{path}: cannot be opened ({_words(error)})") from error
         self.file = FileId(path, found.st_size, found.st_mtime_ns, found.st_ino)
+        if self.manifest is not None:
+            self.manifest.check_size(path, found.st_size)
+
+    def check_may_be_absent(self) -> None:
+        """Refuse that a file which the manifest lists is not there."""
+        path = self.file.path
+        if self.manifest is not None and self.manifest.lists(path):
+            raise Missing(f"{path}: the manifest {self.manifest.path} lists it, and it is not there; restore it")
 
 
 class CachedHandle(Handle):
-    """A copy in the cache, whose descriptor is the cache's to close."""
+    """A copy in the cache, whose descriptor is the cache's to close.
 
-    def __init__(self, file: FileId, descriptor: int) -> None:
-        self.file, self.descriptor = file, descriptor
+    One that is not what it was leaves the cache, and what was wanted of it comes from where it was copied, if it can.
+    """
+
+    def __init__(
+        self,
+        file: FileId,
+        descriptor: int,
+        manifest: Manifest | None,
+        cache: FileCache,
+        spare: "RemoteHandle | None" = None,
+    ) -> None:
+        self.file, self.descriptor, self.manifest = file, descriptor, manifest
+        self._cache, self._spare, self._is_spoilt = cache, spare, False
         self._seek = threading.Lock()
+
+    def compare(self, offset: int, length: int) -> None:
+        if self._is_spoilt:
+            return
+        try:
+            super().compare(offset, length)
+        except Corrupt as error:
+            self._cache.remove(self.file)
+            if self._spare is None:
+                raise Corrupt(f"{error}. It was a copy in {self._cache.folder}, which is removed: read again") from None
+            self._is_spoilt = True
+
+    def fill(self, offset: int, views: list[memoryview]) -> None:
+        if self._is_spoilt:
+            assert self._spare is not None
+            self._spare.fill(offset, views)
+        else:
+            super().fill(offset, views)
 
     def check(self) -> None:
         """A copy does not change."""
@@ -634,15 +819,36 @@ class CachedHandle(Handle):
 class RemoteHandle(Handle):
     """A file on another machine, read in ranges."""
 
-    def __init__(self, file: FileId, remote: "Remote") -> None:
-        self.file, self._remote = file, remote
+    def __init__(self, file: FileId, remote: "Remote", manifest: Manifest | None = None) -> None:
+        self.file, self._remote, self.manifest = file, remote, manifest
 
     def check(self) -> None:
         """Every answer tells whether it is the same file."""
 
-    def _fill(self, offset: int, views: list[memoryview]) -> None:
+    def compare(self, offset: int, length: int) -> None:
+        """Done with what comes, when it comes: a second time it may be something else."""
+
+    def fill(self, offset: int, views: list[memoryview]) -> None:
         _check_inside(self.file, offset, views)
-        self._remote.read_into(self.file, offset, views)
+        if self.manifest is None:
+            self._remote.read_into(self.file, offset, views)
+            return
+        for view in views:
+            self._fill_compared(offset, np.frombuffer(view, np.uint8), self.manifest)
+            offset += len(view)
+
+    def _fill_compared(self, offset: int, goal: np.ndarray, known: Manifest) -> None:
+        """By whole blocks, each held against its digest, and asked for once more where it was damaged on its way."""
+        path, step = self.file.path, known.block_bytes
+        with borrow(min(step, self.file.size)) as scratch:
+            for number, begin, end in known.blocks(known.span(path), offset, offset + len(goal)):
+                block = scratch[: end - begin]
+                self._remote.read_into(self.file, begin, [block.data])
+                if known.is_other(number, block):
+                    self._remote.read_into(self.file, begin, [block.data])
+                    known.check(path, number, begin, end, digest(block))
+                first, last = max(begin, offset), min(end, offset + len(goal))
+                goal[first - offset : last - offset] = block[first - begin : last - begin]
 
     def close(self) -> None:
         """Connections are shared."""
@@ -657,7 +863,7 @@ class BodyHandle(Handle):
     def check(self) -> None:
         """Every answer tells whether it is the same file."""
 
-    def _fill(self, offset: int, views: list[memoryview]) -> None:
+    def fill(self, offset: int, views: list[memoryview]) -> None:
         _check_inside(self.file, offset, views)
         if offset != self._body.at:
             self._body.move(offset)

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.combine import Columns, Concat, Joined
 from penstock.dataset import Dataset, open
 from penstock.sizes import format_size
-from penstock.spec import ReadPath
+from penstock.spec import IN_MEMORY, ReadPath
 from penstock.store import Explained, Store
 from penstock.urls import is_remote
 from penstock.wrap import Wrapper
@@ -36,6 +36,8 @@ class Inspection:
                 f"  stored     {path.layout}",
                 f"  read       {path.how}{', over the network' if path.far else ''}",
             ]
+            if path.checked_by not in ("", IN_MEMORY):
+                lines.append(f"  checked    by {path.checked_by}")
             if path.amplification > 1.05:
                 lines.append(f"  at random  {path.amplification:,.1f} bytes read for a byte delivered, row by row")
             if path.missing_chunks:
@@ -90,6 +92,7 @@ def _together(paths: Iterable[ReadPath]) -> ReadPath:
         missing_chunks=first.missing_chunks + sum(other.missing_chunks for other in others),
         epoch_bytes=first.epoch_bytes + sum(other.epoch_bytes for other in others),
         far=first.far or any(other.far for other in others),
+        checked_by=first.checked_by if all(other.checked_by for other in others) else "",
     )
 
 
@@ -102,6 +105,11 @@ def _files(store: Store) -> int:
         return _files(store.store)
     first = store.origin(0).url if len(store) else ""
     return 1 if is_remote(first) or os.path.exists(first) else 0
+
+
+def unchecked(paths: Sequence[ReadPath]) -> tuple[str, ...]:
+    """Fields of which a damaged byte would pass for data: their format has no checksum, and there is no manifest."""
+    return tuple(path.field for path in paths if not path.checked_by)
 
 
 def codecs(paths: Sequence[ReadPath]) -> str:

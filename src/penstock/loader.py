@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from penstock.dataset import Dataset, OnError, check_on_error
 from penstock.deal import Deal, Tail
 from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.face import Face, HandOver, make_face
-from penstock.inspection import advice, codecs, read_paths
+from penstock.finite import Nan
+from penstock.inspection import advice, codecs, read_paths, unchecked
 from penstock.machine import cores, free_bytes, held_bytes
 from penstock.order import BlockShuffled, InBlocks, InOrder, InWindows, Order, Repeated, Shuffled, check_seed
 from penstock.planning import Plan, Request, make_plan
@@ -33,6 +34,7 @@ from penstock.slots import Slots
 from penstock.spec import Origin, row_bytes
 from penstock.stats import LeftOut, Meter, Stats
 from penstock.store import Store, shared_index, told_rows
+from penstock.tuning import Counts, Tuner
 
 INDEX, URL, KEY = "__index__", "__url__", "__key__"
 IDENTITY = (INDEX, URL, KEY)
@@ -53,6 +55,9 @@ SLOTS_BACK_WITHIN_S = 10.0
 # Threads that wait for a network: at 40 ms a request, 16 of them ask 400 times a second.
 FAR_THREADS = 16
 
+# So many times the threads of the beginning may be tried where files turn out to be slow.
+MOST_TIMES = 8
+
 
 class Loader:
     """Batches of a dataset, in memory bounded by a number of bytes.
@@ -63,7 +68,8 @@ class Loader:
                  mixed in windows, so that each is read once), or an ``Order`` of your own
     seed:        decides the shuffled order, together with the epoch
     memory:      the most the loader may hold, as ``"2GiB"`` or bytes; None takes a quarter of what is free
-    threads:     reader threads at most; "auto" takes one a core, or 16 where files are read over the network
+    threads:     reader threads at most; "auto" begins with one a core, or 16 where files are read over the network, and
+                 tries more where it is files that are waited for
     columns:     fields of a batch, in this order, as a tuple; None gives dicts of all. ``"__index__"``, ``"__url__"``
                  and ``"__key__"`` name each sample: its row, file, and place in the file
     window:      where rows come in blocks: how much is mixed together, in rows or as a size ("512MiB" as stored)
@@ -71,6 +77,9 @@ class Loader:
                  counted and listed in ``stats()``; a batch of which nothing is left is left out where there is one
                  rank, and comes empty where there are several, which must take the same steps
     max_errors:  with "skip": raise after so many in an epoch
+    nan:         values that are NaN or infinite: "pass" does not look for them; "count" does, and ``stats()`` has how
+                 many each field had; "raise" takes such a sample for one that cannot be read. Looking takes about as
+                 long as copying the values
     drop_last:   leave out the last, smaller batch
     tail:        where fewer samples remain than ranks: "pad" repeats some, "drop" leaves them out
     rank, world_size:  this process's share; taken from torch.distributed where it is in use
@@ -92,6 +101,7 @@ class Loader:
         window: int | str | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        nan: Nan = "pass",
         drop_last: bool = False,
         tail: Tail = "pad",
         rank: int | None = None,
@@ -103,7 +113,9 @@ class Loader:
         self._face = make_face(output, device)
         self.held_before = held_bytes()
         check_on_error(on_error)
-        self.on_error, self.max_errors = on_error, max_errors
+        if nan not in get_args(Nan):
+            raise ConfigError(f'nan={nan!r}: expected "pass", "count" or "raise"')
+        self.on_error, self.max_errors, self.nan = on_error, max_errors, nan
         self._order = order_of(ds, shuffle, seed, window)
         self.deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
         self._columns, self._axes = _check_columns(ds, columns), ds.axes
@@ -113,7 +125,7 @@ class Loader:
             fields=self._store.fields,
             batch_rows=min(batch_size, len(self._order)),
             steps=self.deal.steps,
-            threads=_threads(threads, far=any(path.far for path in read_paths(self._store))),
+            **_threads(threads, far=any(path.far for path in read_paths(self._store))),
             limit_bytes=limit,
             scratch_bytes=self._store.scratch_bytes,
             index_bytes=self._store.index_bytes,
@@ -134,7 +146,9 @@ class Loader:
         self._team: Team | None = None
         self._readers: Readers | None = None
         self._process = os.getpid()
+        self._tuner = Tuner(self.plan.threads, self.plan.threads + self.plan.spare_threads)
         self._codecs = codecs(read_paths(self._store))
+        self._unchecked = unchecked(read_paths(self._store))
         self._files_left_out = [str(why) for why in ds.left_out]
         self._account = self._new_account(0, ReaderTimes())
         self.told_kept = False
@@ -152,8 +166,9 @@ class Loader:
         at = self._position
         if at.begun:
             at = _Position(at.epoch + 1, 0, begun=False)
-        self._team = team = Team(self.plan.threads)
+        self._team = team = Team(self._tuner.threads)
         iteration = self.begin(at.epoch, at.samples, team)
+        iteration.tune(self._tuner, team)
         self._iteration = weakref.ref(iteration)
         if self._shows:
             account = self._account
@@ -181,6 +196,7 @@ class Loader:
             team,
             wanted_at=wanted_at,
             skip=self.on_error == "skip",
+            nan=self.nan,
         )
         self._account = self._new_account(epoch, readers.times)
         return Iteration(self, readers, self._face, self._account.meter)
@@ -251,7 +267,7 @@ class Loader:
     def _new_account(self, epoch: int, times: ReaderTimes) -> "_Account":
         return _Account(
             epoch, self.plan, Meter(self.held_before), times, self._slots, self._files_left_out, self.request.threads,
-            self._codecs,
+            self._codecs, self._unchecked,
         )  # fmt: skip
 
     def _identify(self, column: str, rows: np.ndarray) -> Any:
@@ -287,6 +303,7 @@ class _Account:
     files_left_out: Sequence[str]
     threads_wanted: int
     codecs: str
+    unchecked: Sequence[str]
 
     def stats(self) -> Stats:
         meter = self.meter
@@ -301,7 +318,7 @@ class _Account:
             waited_for_data=meter.waited,
             readers_busy=self.times.reading,
             readers_waited=self.times.waiting_for_slots,
-            threads=self.plan.threads,
+            threads=self.times.threads or self.plan.threads,
             short_of_slots=self.plan.slots < self.plan.slots_wanted,
             peak_bytes=meter.peak_bytes,
             planned_bytes=self.plan.planned_bytes,
@@ -310,6 +327,7 @@ class _Account:
             bytes_read=self.times.counted.bytes_read,
             chunks_read=self.times.counted.chunks_read,
             chunks_filled=self.times.counted.chunks_filled,
+            not_finite=dict(meter.not_finite),
             left_out=tuple(meter.left_out),
             left_out_samples=meter.left_out_samples,
             files_left_out=self.files_left_out,
@@ -318,6 +336,8 @@ class _Account:
             waited_for_first=meter.waited_for_first,
             threads_wanted=self.threads_wanted,
             codecs=self.codecs,
+            unchecked=self.unchecked,
+            unverified=meter.samples * len(self.unchecked),
         )
 
 
@@ -333,6 +353,7 @@ class Iteration:
         self._row_bytes = row_bytes(readers.store.fields)
         self._why_ended = ""
         self._bar: Bar | None = None
+        self._tuning: tuple[Tuner, Team] | None = None
         self._process = os.getpid()
         self._left_alone = weakref.finalize(self, interrupts.heard, _shut_down, readers, face, self._process)
 
@@ -388,9 +409,27 @@ class Iteration:
         self._next_delivery += 1
         self._loader.delivered(self.position)
         self._meter.count(len(rows), len(rows) * self._row_bytes, time.perf_counter() - began)
+        self._tune()
         if self._bar is not None:
             self._bar.add(1)
         return batch, len(rows)
+
+    def tune(self, tuner: Tuner, team: Team) -> None:
+        """Let the number of threads follow what is measured."""
+        self._tuning = tuner, team
+        tuner.begin()
+        self._readers.times.threads = tuner.threads
+
+    def _tune(self) -> None:
+        if self._tuning is None:
+            return
+        tuner, team = self._tuning
+        meter, times = self._meter, self._readers.times
+        if tuner.look(Counts(meter.samples, meter.waited, times.reading, times.computing)):
+            team.resize(tuner.threads)
+            times.threads = tuner.threads
+        if tuner.settled:
+            self._tuning = None
 
     def show(self, bar: Bar) -> None:
         """Say on this how far it is."""
@@ -447,6 +486,7 @@ class Iteration:
         arrays, rows = readers.slots.lend(batch.slot, len(batch.rows)), batch.rows
         if batch.left_out:
             arrays, rows = self._without(batch, arrays)
+        self._meter.not_finite.update(batch.not_finite)
         self._started.append((self._face.start(arrays), rows))
         self._next_start += 1
         return True
@@ -576,12 +616,14 @@ def memory_limit(memory: int | str | None) -> tuple[int, str]:
     return free // DEFAULT_SHARE, f"a quarter of the {format_size(free)} that are free"
 
 
-def _threads(threads: int | Literal["auto"], *, far: bool) -> int:
+def _threads(threads: int | Literal["auto"], *, far: bool) -> dict[str, Any]:
+    """With how many to begin, and how many may be tried."""
     if threads == "auto":
-        return max(cores(), FAR_THREADS) if far else cores()
+        first = max(cores(), FAR_THREADS) if far else cores()
+        return {"threads": first, "most_threads": first * MOST_TIMES}
     if not isinstance(threads, int) or threads < 1:
         raise ConfigError(f'threads={threads!r}: expected "auto" or a whole number, at least 1')
-    return threads
+    return {"threads": threads}
 
 
 def _checked_state(state: Mapping[str, Any], identity: Mapping[str, Any], length: int) -> _Position:

@@ -39,11 +39,11 @@ class GatherMembers(Gathering):
         super().__init__(array, files, cast, part)
         self.members, self.head, self.length = array, array.kind.head, len(array.kind.head) + array.kind.bytes
         self._piece = max(1, PIECE_BYTES // max(1, self.length))
-        self._one_by_one = MemberReader(array, files, cast, part)
+        self.one_by_one = MemberReader(array, files, cast, part)
 
     def scratch_bytes(self, rows: int) -> int:
         taken = aligned(min(rows, self._piece) * self.length)
-        return max(super().scratch_bytes(rows) + taken, self._one_by_one.scratch_bytes(rows))
+        return max(super().scratch_bytes(rows) + taken, self.one_by_one.scratch_bytes(rows))
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         if len(rows) >= WORTH_GATHERING and self._alike(rows):
@@ -52,7 +52,7 @@ class GatherMembers(Gathering):
             mine.bytes_read += len(rows) * len(self.head)
             super().read(rows, at, target)
         else:  # few, or some is not there or not as the first is: that is found out, and told, one by one
-            self._one_by_one.read(rows, at, target)
+            self.one_by_one.read(rows, at, target)
 
     def _alike(self, rows: np.ndarray) -> bool:
         members = self.members
@@ -70,6 +70,10 @@ class GatherMembers(Gathering):
         for begin in range(0, len(rows), self._piece):
             piece = slice(begin, begin + self._piece)
             goal[piece] = source[self.members.offsets[rows[piece]] + skipped]
+
+    def _places(self, rows: np.ndarray) -> np.ndarray:
+        places: np.ndarray = self.members.offsets[rows]
+        return places
 
 
 def _rows_of(handle: Handle, size: int) -> np.ndarray:

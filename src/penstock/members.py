@@ -12,15 +12,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from penstock import folderindex, pictures, tally, values
 from penstock.codecs import convert, convert_piece, convert_scratch_bytes
-from penstock.errors import Changed, ConfigError, Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch, Unsafe
+from penstock.errors import (
+    Changed,
+    ConfigError,
+    Corrupt,
+    DataError,
+    DecodeFailed,
+    LimitExceeded,
+    Missing,
+    SchemaMismatch,
+    Unsafe,
+)
 from penstock.extents import LooseFiles, Members
-from penstock.fileio import Files, Handle
+from penstock.fileio import Files
 from penstock.memory import aligned, borrow
 from penstock.picture_headers import read_header
 from penstock.pictures import MAX_PIXELS, Fit
@@ -56,6 +66,10 @@ Decoders = Mapping[str, Any]
 """The caller's own, by field or extension: see ``decoder_of``."""
 
 
+MAX_MEMBER_BYTES = 4 << 30
+"""A member is held in memory; one of more than this is taken for a mistake, or for an attack."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What the caller of ``open`` asked of members."""
@@ -64,6 +78,7 @@ class Wanted:
     """Height and width that pictures are brought to."""
     fit: Fit = "resize"
     max_pixels: int = MAX_PIXELS
+    max_member_bytes: int = MAX_MEMBER_BYTES
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
 
     def decoder(self, name: str) -> Decoder | None:
@@ -73,6 +88,19 @@ class Wanted:
             if not dot:
                 return None
         return self.decoders[name]
+
+
+def check_length(length: int, most: int) -> None:
+    """Refuse a member of more bytes than may be held."""
+    if length > most:
+        raise LimitExceeded(f"{length:,} bytes, more than max_member_bytes={most:,}; raise that if it is meant")
+
+
+class Readable(Protocol):
+    """A file, or part of one that is in memory."""
+
+    def read_into(self, offset: int, *targets: np.ndarray) -> None:
+        """Fill ``targets`` one after another from ``offset`` on."""
 
 
 # A kind of member knows its ``dtype`` and ``shape``; ``scratch_bytes(longest)``, what reading one borrows; and
@@ -116,7 +144,7 @@ class Npy:
     def scratch_bytes(self, longest: int) -> int:
         return aligned(len(self.head))
 
-    def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
+    def read(self, handle: Readable, offset: int, length: int, goal: np.ndarray) -> None:
         with borrow(len(self.head)) as head:
             if length == len(self.head) + self.bytes:
                 handle.read_into(offset, head, goal)
@@ -124,7 +152,7 @@ class Npy:
                     return
             handle.read_into(offset + self._other_head(handle, offset, length), goal)
 
-    def _other_head(self, handle: Handle, offset: int, length: int) -> int:
+    def _other_head(self, handle: Readable, offset: int, length: int) -> int:
         """The same array may stand behind a header of another version or padding; anything else is an error."""
         head = np.empty(min(length, HEAD_BYTES), np.uint8)
         handle.read_into(offset, head)
@@ -170,7 +198,7 @@ class Picture:
         fitted = 2 * aligned(self.pixels * 4) if self.fit else 0
         return 2 * aligned(longest) + aligned(PIXEL_BYTES * max(self.pixels, self.largest)) + fitted
 
-    def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
+    def read(self, handle: Readable, offset: int, length: int, goal: np.ndarray) -> None:
         data = _whole(handle, offset, length)
         header = read_header(data)
         same_size = header is not None and (header.height, header.width, 3) == self.shape
@@ -195,7 +223,7 @@ class Number:
     def scratch_bytes(self, longest: int) -> int:
         return aligned(NUMBER_BYTES)
 
-    def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
+    def read(self, handle: Readable, offset: int, length: int, goal: np.ndarray) -> None:
         if length > NUMBER_BYTES:
             raise DecodeFailed(f"{length:,} bytes of text; expected a whole number")
         text = _whole(handle, offset, length)
@@ -218,7 +246,7 @@ class Decoded:
     def scratch_bytes(self, longest: int) -> int:
         return 2 * aligned(longest) + 3 * aligned(self.dtype.itemsize * prod(self.shape))
 
-    def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
+    def read(self, handle: Readable, offset: int, length: int, goal: np.ndarray) -> None:
         made = np.asarray(_called(self.function, _whole(handle, offset, length)))
         if (made.dtype, made.shape) != (self.dtype, self.shape):
             raise SchemaMismatch(
@@ -239,7 +267,7 @@ class Value:
     def scratch_bytes(self, longest: int) -> int:
         return 2 * aligned(longest)
 
-    def value(self, handle: Handle, offset: int, length: int) -> Any:
+    def value(self, handle: Readable, offset: int, length: int) -> Any:
         return self.values.decode(_whole(handle, offset, length))
 
 
@@ -270,7 +298,7 @@ class Raw:
     def scratch_bytes(self, longest: int) -> int:
         return 0
 
-    def read(self, handle: Handle, offset: int, length: int, goal: np.ndarray) -> None:
+    def read(self, handle: Readable, offset: int, length: int, goal: np.ndarray) -> None:
         self.check(length)
         handle.read_into(offset, goal)
 
@@ -382,7 +410,7 @@ def _name(function: Callable[[bytes], Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _whole(handle: Handle, offset: int, length: int) -> bytes:
+def _whole(handle: Readable, offset: int, length: int) -> bytes:
     """A member's bytes."""
     with borrow(length) as scratch:
         handle.read_into(offset, scratch)
@@ -417,16 +445,17 @@ class MemberReader:
             for row, place in pairs:
                 try:
                     with self.files.lend(array.file_at(row)) as handle:
-                        self._read_row(handle, row, place, target)
+                        self.read_row(handle, row, place, target)
                 except Changed:
                     folderindex.forget(array.saved)  # so that opening the dataset again does help
                     raise
             return
         with self.files.lend(array.file) as handle:
             for row, place in pairs:
-                self._read_row(handle, row, place, target)
+                self.read_row(handle, row, place, target)
 
-    def _read_row(self, handle: Handle, row: int, place: int, target: np.ndarray) -> None:
+    def read_row(self, handle: Readable, row: int, place: int, target: np.ndarray) -> None:
+        """Put the member of ``row`` at ``target[place]``."""
         array = self.array
         if isinstance(self.kind, Value):
             target[place] = self._read_one(handle, row, target)
@@ -440,7 +469,7 @@ class MemberReader:
             self._read_one(handle, row, whole)
             self._take(whole.reshape(-1), goal.reshape(-1))
 
-    def _read_one(self, handle: Handle, row: int, goal: np.ndarray) -> Any:
+    def _read_one(self, handle: Readable, row: int, goal: np.ndarray) -> Any:
         """Put a member into ``goal``, or return what it says where that is of no fixed size."""
         array = self.array
         offset, length = int(array.offsets[row]), int(array.lengths[row])
@@ -448,6 +477,7 @@ class MemberReader:
             raise Missing(f"{array.file.path}: sample {array.keys[row]!r} has no {array.name!r}")
         tally.mine().chunks_read += 1
         try:
+            check_length(length, array.max_bytes)
             if isinstance(self.kind, Value):
                 return self.kind.value(handle, offset, length)
             return self.kind.read(handle, offset, length, goal)

@@ -57,7 +57,10 @@ def decode(
         pixels = np.asarray(decode_with_pillow(data, mode, max_pixels))
     else:
         straight = out if out is not None and mode == "RGB" and _takes(out, header) else None
-        pixels = convert(_decode_with_imagecodecs(library, header.kind, data, straight), mode)
+        pixels = _decode_with_imagecodecs(library, header.kind, data, straight)
+        if straight is not None:
+            return straight
+        pixels = convert(pixels, mode)
     if out is None:
         return pixels if pixels.flags.writeable else pixels.copy()
     if out.shape != pixels.shape or out.dtype != np.uint8:

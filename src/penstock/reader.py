@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock import memory, stopping, tally
 from penstock.errors import DataError, SourceError, Unavailable, WorkerDied
+from penstock.finite import Nan, not_finite
 from penstock.pieces import WHOLE, Share
 from penstock.planning import Plan
 from penstock.schedule import Batch, Epoch, Part, Read, reads
@@ -40,9 +41,13 @@ class ReaderTimes:
     """Seconds spent by all reader threads together."""
 
     reading: float = 0.0
+    computing: float = 0.0
+    """Of reading: on a core, rather than waiting."""
     waiting_for_slots: float = 0.0
     counted: Tally = field(default_factory=Tally)
     """What was read and decoded."""
+    threads: int = 0
+    """How many there are now; 0 where the plan says."""
 
 
 class Team:
@@ -55,10 +60,8 @@ class Team:
         self._gone = 0
         self._turn = threading.Lock()
         self._stopping = stopping.Flag()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"penstock-reader-{number}", daemon=True)
-            for number in range(threads)
-        ]
+        self._size = threads
+        self._threads = [self._thread(number) for number in range(threads)]
         self._remaining = deque([0])
         """One number for those it reads for and one for each thread, taken when they go: 0 is the last one's."""
 
@@ -82,6 +85,25 @@ class Team:
                         f"no reader thread could be started: {error}. The system's limit of threads is reached (ulimit "
                         f"-u, or pids.max of the container), or memory for their stacks is"
                     ) from error
+
+    def resize(self, threads: int) -> None:
+        """Read with so many from now on; those who are too many end after the read they are at."""
+        running = [thread for thread in self._threads if thread.is_alive()]
+        self._size = threads
+        for number in range(len(running), threads):
+            thread = self._thread(number)
+            self._remaining.append(len(self._remaining))
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more: those that run go on
+                if thread.ident is None:
+                    self._go()
+                    return
+                raise
+            self._threads.append(thread)
+
+    def _thread(self, number: int) -> threading.Thread:
+        return threading.Thread(target=self._work, args=(number,), name=f"penstock-reader-{number}", daemon=True)
 
     def leave(self) -> None:
         """Some of those it reads for need no more. With the last of them the threads end, and everything is let go."""
@@ -109,11 +131,11 @@ class Team:
             for readers in self._members:
                 readers.let_go()
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         try:
             memory.prepare(max(readers.scratch_bytes for readers in self._members))
             stopping.watch(self._stopping)
-            while (work := self._next()) is not None:
+            while number < self._size and (work := self._next()) is not None:
                 readers, read = work
                 readers.do(read)
         except BaseException as error:  # whatever it is, the caller must hear of it
@@ -158,9 +180,11 @@ class Readers:
         *,
         wanted_at: Callable[[int], float] = float,
         skip: bool = False,
+        nan: Nan = "pass",
     ) -> None:
         self.store, self.epoch, self.plan, self.slots = store, epoch, plan, slots
-        self._team, self._wanted_at, self._skip = team, wanted_at, skip
+        self._team, self._wanted_at, self._skip, self._nan = team, wanted_at, skip, nan
+        self._floats = [name for name, spec in store.fields.items() if nan != "pass" and spec.dtype.kind in "fc"]
         self.times = ReaderTimes()
         self.scratch_bytes = store.scratch_bytes(plan.rows_per_read)
         self.all_taken = False
@@ -223,9 +247,9 @@ class Readers:
 
     def do(self, read: Read) -> None:
         """Read it, and post the batches that are whole now."""
-        began = time.perf_counter()
+        began, began_computing = time.perf_counter(), time.thread_time()
         self._fill(read)
-        self._post(read, time.perf_counter() - began)
+        self._post(read, time.perf_counter() - began, time.thread_time() - began_computing)
 
     def fail(self, error: BaseException) -> None:
         """Tell whoever waits for a batch that a thread has ended."""
@@ -301,14 +325,48 @@ class Readers:
         at = np.concatenate([part.places + self.slots.memory(part.batch.slot)[1] for part in parts])
         read_share(self.store, rows, at, arrays, share)
 
-    def _post(self, read: Read, seconds: float) -> None:
+    def _look_at(self, batch: Batch) -> None:
+        """Count what is NaN or infinite in a batch that is whole, or take it for bad input."""
+        arrays, first = self.slots.memory(batch.slot)
+        gone = {place for place, _ in batch.left_out}
+        for name in self._floats:
+            found = not_finite(arrays[name][first : first + len(batch.rows)])
+            found = {place: count for place, count in found.items() if place not in gone}
+            if not found:
+                continue
+            if self._nan == "count":
+                batch.not_finite[name] = sum(found.values())
+                continue
+            errors = [(place, self._is_not_finite(int(batch.rows[place]), name, found[place])) for place in found]
+            if not self._skip:
+                batch.error = errors[0][1]
+                return
+            batch.left_out += errors
+            gone |= found.keys()
+
+    def _is_not_finite(self, row: int, name: str, count: int) -> DataError:
+        values = "a value that is" if count == 1 else f"{count:,} values that are"
+        return DataError(
+            f'{self.store.origin(row)}: field {name!r} of row {row} has {values} NaN or infinite, and nan="raise". '
+            f'nan="count" delivers and counts them; on_error="skip" leaves such samples out'
+        )
+
+    def _post(self, read: Read, seconds: float, computing: float) -> None:
         counted = tally.collect()
         with self._counting:
             self.times.reading += seconds
+            self.times.computing += computing
             self.times.counted.add(counted)
             for part in read.parts:
                 part.batch.reads_left -= 1
             whole = [part.batch for part in read.parts if part.batch.reads_left == 0]
+        if whole and self._floats:
+            began = time.perf_counter()
+            for batch in whole:
+                if batch.error is None:
+                    self._look_at(batch)
+            with self._counting:
+                self.times.reading += time.perf_counter() - began
         if whole:
             self._done.put(whole)
 

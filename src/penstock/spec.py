@@ -49,6 +49,10 @@ class FieldSpec:
 
 Fields = Mapping[str, FieldSpec]
 
+IN_MEMORY = "nobody: it comes from no file"
+"""What ``ReadPath.checked_by`` says of arrays that the caller gave."""
+MANIFEST = "a manifest"
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -83,6 +87,9 @@ class ReadPath:
     """Whether each read is a journey over the network, so that many at a time pay."""
     epoch_bytes: int = -1
     """What comes from the files when each block is read once, or each row where there are none; -1: all there is."""
+
+    checked_by: str = ""
+    """What every byte that is delivered was held against; empty where a damaged one would pass for data."""
 
     def __post_init__(self) -> None:
         if self.epoch_bytes < 0:

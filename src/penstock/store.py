@@ -24,9 +24,13 @@ from penstock.membergather import GatherMembers, member_reader
 from penstock.members import MemberReader
 from penstock.pieces import WHOLE, Share
 from penstock.rangeread import Gathering, GatherReader, PartReader, RangeReader, range_reader
-from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.together import Together, together
 from penstock.urls import base_name
 from penstock.within import Box, Within, compose
+
+CHECKED_BY = {"fletcher32": "fletcher32", "crc32c": "crc32c", "deflate": "adler32", "gzip": "crc32"}
+"""Codecs that notice when a byte is another, and by what."""
 
 Out = Mapping[str, np.ndarray]
 """The caller's memory: arrays of shape (places, *field shape) and the field's dtype, rows contiguous."""
@@ -142,9 +146,8 @@ class Selecting(Protocol):
 
 def check_rows(rows: np.ndarray, store: Store) -> None:
     """Refuse rows that are not there; negative ones too, which numpy would take from the end."""
-    if len(rows) and np.asarray(rows, np.int64).view(np.uint64).max() >= len(
-        store
-    ):  # as unsigned, a negative number is the largest
+    # As unsigned, a negative number is the largest.
+    if len(rows) and np.maximum.reduce(np.asarray(rows, np.int64).view(np.uint64)) >= len(store):
         bad = rows[(rows < 0) | (rows >= len(store))][0]
         raise OutOfRange(f"row {bad} is out of range: there are {len(store):,} rows, 0 to {len(store) - 1:,}")
 
@@ -194,6 +197,10 @@ class ExtentStore:
             for name, array in self._arrays.items()
         }
 
+    @cached_property
+    def _together(self) -> "Together | None":
+        return together(self._readers)
+
     def __len__(self) -> int:
         return self._length
 
@@ -213,6 +220,7 @@ class ExtentStore:
         return {
             **{id(part): part.index_bytes for part in parts},
             **{id(array.keys): array.table_bytes for array in tables},
+            **self._files.shared_index,
         }
 
     @property
@@ -225,15 +233,24 @@ class ExtentStore:
         )
 
     def scratch_bytes(self, rows: int) -> int:
-        return max(reader.scratch_bytes(rows) for reader in self._readers.values())
+        at_once = 0 if self._together is None else self._together.scratch_bytes()
+        apart = max(at_once, *(reader.scratch_bytes(rows) for reader in self._readers.values()))
+        return apart + self._files.scratch_bytes
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         self.read_share(rows, at, out, WHOLE)
 
     def read_share(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share) -> None:
         check_rows(rows, self)
+        at_once: list[str] = []
+        if self._together is not None and share[0] == 0:
+            at_once = self._together.suits(list(out), len(rows))
+            if at_once:
+                self._together.read(rows, at, {name: out[name] for name in at_once})
         for name, target in out.items():
             reader = self._readers[name]
+            if name in at_once:
+                continue
             if isinstance(reader, LargeChunks | SmallChunks):
                 reader.read(rows, at, target, share)
             elif share[0] == 0:
@@ -265,9 +282,9 @@ class ExtentStore:
 
     def read_paths(self) -> Sequence[ReadPath]:
         return [
-            _far_path(reader, _chunk_path(name, reader, self._length))
+            _whole_path(reader, _chunk_path(name, reader, self._length))
             if isinstance(reader, LargeChunks | SmallChunks)
-            else _far_path(reader, _range_path(name, reader, self._length))
+            else _whole_path(reader, _range_path(name, reader, self._length))
             for name, reader in self._readers.items()
         ]
 
@@ -292,10 +309,19 @@ def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None
     return range_reader(array, files, cast, part)
 
 
-def _far_path(reader: _Reader, path: ReadPath) -> ReadPath:
-    if not reader.files.is_far(reader.array.file):
-        return path
-    return replace(path, far=True)
+def _whole_path(reader: _Reader, path: ReadPath) -> ReadPath:
+    """What is the same for all layouts: where the file is, and what its bytes are held against."""
+    files = reader.files
+    checked_by = path.checked_by if files.manifest is None else MANIFEST
+    return replace(path, far=files.is_far(reader.array.file), checked_by=checked_by)
+
+
+def _checksum(array: Chunks) -> str:
+    """What tells a damaged chunk from a sound one, if every chunk has it."""
+    if array.table.some_skipped:
+        return ""
+    through = {codec for codec, _ in array.codecs}
+    return next((by for codec, by in CHECKED_BY.items() if codec in through), "")
 
 
 def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
@@ -329,5 +355,5 @@ def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> Read
     stored = array.table.stored_bytes
     return ReadPath(
         name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, stored, array.table.missing,
-        remedy, epoch_bytes=reader.epoch_bytes,
+        remedy, epoch_bytes=reader.epoch_bytes, checked_by=_checksum(array),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import DecodeFailed, LimitExceeded, PenstockError, Unsafe
+from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, PenstockError, Unsafe
 
 # Python's own share of any object.
 OBJECT_BYTES = 128
@@ -85,14 +85,28 @@ def as_arrays(data: bytes) -> dict[str, np.ndarray]:
         raise DecodeFailed(f"not a whole npz file ({_first_line(error)})") from error
 
 
-# A text with one rare letter has four bytes a letter. Of what JSON can say, lists in lists take most: 88 bytes for two.
+def as_msgpack(data: bytes) -> Any:
+    """Whatever MessagePack can say."""
+    try:
+        import msgpack
+    except ImportError:
+        raise ConfigError("decoding msgpack needs its package: pip install msgpack") from None
+    try:
+        return msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DecodeFailed(f"not msgpack ({_first_line(error)})") from error
+
+
+# A text with one rare letter has four bytes a letter. Of what JSON can say, lists in lists take most: 88 bytes for two;
+# of msgpack, dicts in dicts: 232 for two.
 BYTES = Values("bytes", bytes, 1)
 TEXT = Values("text", as_text, 4)
 JSON = Values("json", as_json, 48)
+MSGPACK = Values("msgpack", as_msgpack, 128)
 ARRAY = Values("array", as_array, 2)
 ARRAYS = Values("arrays", as_arrays, 2 * ARRAYS_GROWTH)
 
-NAMED = {values.name: values for values in (BYTES, TEXT, JSON, ARRAY, ARRAYS)}
+NAMED = {values.name: values for values in (BYTES, TEXT, JSON, MSGPACK, ARRAY, ARRAYS)}
 """What a caller may ask for by name."""
 
 BY_EXTENSION = {"txt": TEXT, "text": TEXT, "transcript": TEXT, "json": JSON, "jsn": JSON, "npz": ARRAYS}

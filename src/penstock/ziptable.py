@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.errors import Corrupt, DecodeFailed, Truncated
 from penstock.extents import FileId
-from penstock.fileio import identify, map_file, open_steady
+from penstock.fileio import Files, map_file, open_steady
 from penstock.urls import check_local
 
 STORED = zipfile.ZIP_STORED
@@ -46,10 +46,10 @@ class ZipTable:
             raise DecodeFailed(f"{self.file.path}: {self.names[number]}: {error}; fetch the file again") from error
 
 
-def zip_table(path: str) -> ZipTable:
+def zip_table(path: str, files: Files) -> ZipTable:
     """The table of an archive, from its directory and its members' own headers."""
     check_local(path, "zip archives")
-    file = identify(path)
+    file = files.identify(path)
     try:
         with open_steady(path) as opened, zipfile.ZipFile(opened) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
@@ -57,6 +57,12 @@ def zip_table(path: str) -> ZipTable:
         raise Truncated(
             f"{path}: not a whole zip archive ({error}); it was cut short or is damaged: fetch it again"
         ) from error
+    for info in infos:
+        if not 0 <= info.header_offset < file.size or info.compress_size > file.size:
+            raise Truncated(
+                f"{path}: its directory says that {info.filename!r:.200} has {info.compress_size:,} bytes at "
+                f"{info.header_offset:,}, but the file has {file.size:,}; fetch it again"
+            )
     headers = np.array([info.header_offset for info in infos], np.int64)
     lengths = np.array([info.compress_size for info in infos], np.int64)
     plain = [info.compress_type == STORED and not info.flag_bits & 1 for info in infos]

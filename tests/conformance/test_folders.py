@@ -68,7 +68,9 @@ def test_a_folder_a_class(photos: Path) -> None:
     assert len(paths) == 12
     check_store(lambda: ps.open(photos).store, {"image": pixels(paths), "label": np.array(labels)})
     ds = ps.open(photos)
-    assert ds.store.classes == CLASSES
+    assert ds.classes == CLASSES
+    assert ds.cast("image", "float32").cast("label", "int32").select([3, 1]).classes == CLASSES
+    assert ps.concat([ds, ds]).classes == CLASSES
     assert list(ds.keys) == [str(path.relative_to(photos)) for path in paths]
     assert ds.keys.find("bee/1.png") == [str(path.relative_to(photos)) for path in paths].index("bee/1.png")
     assert list(ps.open(photos, fields=["label"]).fields) == ["label"]
@@ -227,6 +229,7 @@ def test_damaged_files(photos: Path) -> None:
         assert loader.stats().left_out_samples == 2
 
 
+@pytest.mark.case(14)
 def test_links(photos: Path, tmp_path: Path) -> None:
     (photos / "ant" / "same.png").symlink_to(photos / "bee" / "1.png")
     assert len(ps.open(photos)) == 13

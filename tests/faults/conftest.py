@@ -95,3 +95,19 @@ def apart(start):
 @pytest.fixture(name="end_of")
 def end_of_fixture():
     return end_of
+
+
+FORMATS = (
+    *("contiguous.h5", "chunks.h5", "pieces.h5", "library.h5", "a.tar", "a.npy", "a.npz", "packed.npz", "a.nii"),
+    *("b.nii.gz", "a.zarr", "shards.zarr", "old.zarr", "a.lmdb", "a.tiledb", "a.parquet", "a.arrow", "pictures"),
+    *("arrays",),
+)
+
+
+@pytest.fixture(scope="session")
+def every_format(tmp_path_factory):
+    """A folder with a small dataset of each format, 24 rows each; to be copied by who changes it."""
+    folder = tmp_path_factory.mktemp("formats")
+    program = os.path.join(os.path.dirname(__file__), "samples.py")
+    subprocess.run([sys.executable, program, str(folder)], check=True, capture_output=True, timeout=60)
+    return folder

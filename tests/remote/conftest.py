@@ -2,6 +2,8 @@
 
 import http.server
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -244,3 +246,24 @@ def s3():
     client.create_bucket(Bucket="shards")
     yield client, settings
     running.stop()
+
+
+@pytest.fixture
+def on_a_small_disk(tmp_path):
+    """Runs a program with an address and a folder on a disk of 2 MB, or where none can be made, with a limit of 2 MB
+    for files; what it printed.
+    """
+
+    def run(program, address):
+        folder = tmp_path / "small"
+        folder.mkdir()
+        mount = f"mount -t tmpfs -o size=2m,mode=700 none {folder}"
+        limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**21, 2**21))\n"
+        with_mount = subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode == 0
+        python = [sys.executable, "-c", program if with_mount else limit + program, address, str(folder)]
+        command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh", *python] if with_mount else python
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout + done.stderr
+
+    return run

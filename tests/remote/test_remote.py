@@ -4,6 +4,7 @@ import os
 import pickle
 import threading
 import time
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from penstock import stopping
 from penstock.errors import Changed, ConfigError, Missing, Unavailable
 from penstock.fileio import Files
 from penstock.remote import Remote, RemoteOptions
+from penstock.transport import Redirects, _next_hop
 
 PATIENT = RemoteOptions(retries=4, deadline_s=20, connect_timeout_s=5, stall_timeout_s=0.3)
 QUICK = RemoteOptions(retries=3, deadline_s=1, connect_timeout_s=1, stall_timeout_s=0.2)
@@ -86,6 +88,7 @@ TRANSIENT = {
 }
 
 
+@pytest.mark.case(43)
 @pytest.mark.parametrize("case", [*TRANSIENT, "another range"])
 def test_ranges_survive(server, wrong, case):
     some, file = opened(server)
@@ -94,6 +97,7 @@ def test_ranges_survive(server, wrong, case):
     assert not server.once
 
 
+@pytest.mark.case(43)
 @pytest.mark.parametrize("case", [case for case in TRANSIENT if "announces" not in case])
 def test_streams_survive(server, wrong, case):
     some = files()
@@ -103,6 +107,7 @@ def test_streams_survive(server, wrong, case):
     assert not server.once
 
 
+@pytest.mark.case(43)
 def test_a_stream_that_is_shorter_than_announced_is_an_error(server, wrong):
     some = files()
     path = some.remote.admit(server.put("a.bin", DATA))
@@ -111,6 +116,7 @@ def test_a_stream_that_is_shorter_than_announced_is_an_error(server, wrong):
         stream(some, path)
 
 
+@pytest.mark.case(43)
 def test_what_was_had_is_not_asked_for_again(server, wrong):
     some, file = opened(server)
     server.asked.clear()
@@ -119,6 +125,7 @@ def test_what_was_had_is_not_asked_for_again(server, wrong):
     assert [wanted for _, _, wanted in server.asked] == ["bytes=1000-200999", "bytes=61000-200999"]
 
 
+@pytest.mark.case(44)
 def test_retry_after_is_waited_for(server, wrong):
     some, file = opened(server)
     server.once = [wrong.status(503, Retry_After="1")]
@@ -138,6 +145,7 @@ FOR_EVER = {
 }
 
 
+@pytest.mark.case(44)
 @pytest.mark.parametrize(
     ("case", "how"),
     [*((case, "range") for case in FOR_EVER), *((case, "stream") for case in FOR_EVER if case != "another range")],
@@ -154,6 +162,7 @@ def test_what_does_not_pass_is_an_error_in_time(server, wrong, case, how):
     server.always = None
 
 
+@pytest.mark.case(44)
 def test_a_refused_connection_is_an_error_in_time(server):
     some, file = opened(server, files(QUICK))
     some.close()
@@ -166,6 +175,7 @@ def test_a_refused_connection_is_an_error_in_time(server):
     server.http.shutdown = server.http.server_close = lambda: None
 
 
+@pytest.mark.case(43)
 def test_a_replaced_file_is_noticed(server):
     some, file = opened(server)
     server.put("a.bin", DATA[::-1].copy())
@@ -173,6 +183,7 @@ def test_a_replaced_file_is_noticed(server):
         read(some, file)
 
 
+@pytest.mark.case(43)
 @pytest.mark.parametrize(("etag", "when"), [(False, True), (True, False)])
 def test_a_file_replaced_while_it_is_read_is_noticed(server, wrong, etag, when):
     server.gives_etag, server.gives_time = etag, when
@@ -187,6 +198,7 @@ def test_a_file_replaced_while_it_is_read_is_noticed(server, wrong, etag, when):
         read(some, file)
 
 
+@pytest.mark.case(43)
 def test_a_shorter_file_is_noticed(server):
     server.gives_etag = server.gives_time = False
     some, file = opened(server)
@@ -195,6 +207,7 @@ def test_a_shorter_file_is_noticed(server):
         read(some, file)
 
 
+@pytest.mark.case(43)
 def test_without_ranges_random_access_is_refused_and_streaming_works(server, wrong):
     server.always = wrong.no_ranges
     some = files()
@@ -206,6 +219,7 @@ def test_without_ranges_random_access_is_refused_and_streaming_works(server, wro
     assert stream(some, path) == DATA.tobytes()
 
 
+@pytest.mark.case(43)
 def test_a_server_that_stops_sending_ranges(server, wrong):
     some, file = opened(server)
     server.always = wrong.no_ranges
@@ -213,6 +227,7 @@ def test_a_server_that_stops_sending_ranges(server, wrong):
         read(some, file)
 
 
+@pytest.mark.case(43)
 def test_a_stream_without_ranges_survives_a_drop(server, wrong):
     some = files()
     path = some.remote.admit(server.put("a.bin", DATA))
@@ -221,6 +236,7 @@ def test_a_stream_without_ranges_survives_a_drop(server, wrong):
     assert stream(some, path) == DATA.tobytes()
 
 
+@pytest.mark.case(44)
 @pytest.mark.parametrize(("code", "kind"), [(404, Missing), (410, Missing), (403, Unavailable), (401, Unavailable)])
 def test_what_no_retry_helps_is_said_at_once(server, wrong, code, kind):
     some, file = opened(server)
@@ -238,6 +254,7 @@ def test_compressed_answers_are_refused(server, wrong):
         read(some, file)
 
 
+@pytest.mark.case(21)
 def test_redirects(server, wrong):
     some = files()
     server.put("b.bin", DATA)
@@ -261,6 +278,47 @@ def test_redirects(server, wrong):
         some.identify(path)
 
 
+@pytest.mark.case(21)
+def test_redirects_to_other_hosts_can_be_refused(server, wrong):
+    other = server.put("b.bin", DATA).replace("127.0.0.1", "localhost")
+    for hosts, reached in ((None, True), ((), False), (("elsewhere",), False), (("localhost",), True)):
+        some = files(RemoteOptions(redirect_hosts=hosts))
+        path = some.remote.admit(server.put("a.bin", b"x"))
+        server.once = [wrong.redirect(other)]
+        if reached:
+            assert some.identify(path).size == len(DATA)
+            continue
+        with pytest.raises(
+            Unavailable, match=r"a\.bin: is redirected to another host, http://localhost.*redirect_hosts="
+        ):
+            some.identify(path)
+    server.once = [wrong.redirect(server.put("b.bin", DATA))]
+    assert files(RemoteOptions(redirect_hosts=())).identify(path).size == len(DATA), "the same host is not another"
+    server.once = [wrong.redirect(other)]
+    with pytest.raises(Unavailable, match="redirected more than 0 times"):
+        files(RemoteOptions(redirects=0)).identify(path)
+
+
+@pytest.mark.case(21)
+@pytest.mark.parametrize(
+    "inside", ["127.0.0.1:8080", "localhost", "169.254.169.254", "10.0.0.1", "[::1]", "box.internal"]
+)
+def test_redirects_lead_nowhere_inside(inside):
+    """A server elsewhere must not have this machine ask what only it can reach."""
+    redirects, goal = Redirects(5), f"http://{inside}/latest/meta-data"
+    with pytest.raises(Unavailable, match="inside this machine's own network"):
+        redirects.check(urlsplit("http://data.example.org/a.npy"), goal)
+    redirects.check(urlsplit("http://192.168.0.7/a.npy"), goal)
+    redirects.check(urlsplit("http://data.example.org/a.npy"), "http://cdn.example.com/a.npy")
+
+
+@pytest.mark.case(21)
+def test_no_redirect_from_https_to_http():
+    with pytest.raises(Unavailable, match="redirected from https to"):
+        _next_hop("https://data.example.org/a.npy", "http://data.example.org/a.npy")
+
+
+@pytest.mark.case(21)
 def test_headers_stay_with_their_host(server, wrong):
     some = files(RemoteOptions(headers={"Authorization": "Bearer secret"}))
     other = server.put("b.bin", DATA).replace("127.0.0.1", "localhost")
@@ -291,6 +349,7 @@ def test_an_empty_answer_is_not_asked_for_without_end(server):
     assert len(server.asked) == 1 + QUICK.retries
 
 
+@pytest.mark.case(23)
 @pytest.mark.parametrize("case", ["404", "500", "refused", "changed", "ranges", "found"])
 def test_secrets_are_never_shown(server, wrong, case):
     some = files(RemoteOptions(retries=1, deadline_s=1, stall_timeout_s=0.5, headers={"X": "hidden9"}))
@@ -363,6 +422,7 @@ def test_it_can_be_sent_to_other_processes(server):
     assert np.array_equal(read(sent, file, 3, 30), DATA[3:33])
 
 
+@pytest.mark.case(44)
 def test_a_thread_that_waits_can_be_stopped(server, wrong):
     some, file = opened(server, files(RemoteOptions(deadline_s=60, stall_timeout_s=60)))
     server.always = wrong.stall(0, 15)

@@ -57,7 +57,7 @@ def epoch(ds: ps.Dataset, step_s: float = 0, **options: Any) -> Stats:
 
 
 def test_slow_storage(plain: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow(monkeypatch, Handle, "_fill")
+    slow(monkeypatch, Handle, "fill")
     stats = epoch(plain)
     assert "waiting for files: faster storage" in stats.bottleneck
     assert stats.file_seconds > stats.decoding_seconds
@@ -88,7 +88,7 @@ def test_slow_training_step(plain: ps.Dataset) -> None:
 
 
 def test_starving_budget(plain: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow(monkeypatch, Handle, "_fill")
+    slow(monkeypatch, Handle, "fill")
     with ps.Loader(plain, batch_size=8, memory="64MiB", threads=8, output="numpy") as ample:
         smallest = ample.plan.smallest_bytes
     stats = epoch(plain, batch_size=8, threads=8, memory=smallest)

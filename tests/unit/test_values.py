@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock import values
-from penstock.errors import PenstockError
+from penstock.errors import DecodeFailed, PenstockError
 
 
 def npz(**arrays):
@@ -20,6 +20,10 @@ def npz(**arrays):
 
 def several(text, count):
     return f"[{','.join([text] * count)}]".encode()
+
+
+def packed_list(item, count):
+    return b"\xdc" + count.to_bytes(2, "big") + item * count
 
 
 COSTLY = {
@@ -35,6 +39,10 @@ COSTLY = {
     "numbers": (values.JSON, several("999", 10_000)),
     "fractions": (values.JSON, several("1.5", 10_000)),
     "escaped letters": (values.JSON, several('"\\u1234"', 10_000)),
+    "msgpack lists in lists": (values.MSGPACK, packed_list(b"\x91" * 400 + b"\xc0", 100)),
+    "msgpack empty dicts": (values.MSGPACK, packed_list(b"\x80", 10_000)),
+    "msgpack dicts in dicts": (values.MSGPACK, packed_list(b"\x81\xa0" * 300 + b"\xc0", 100)),
+    "msgpack extensions": (values.MSGPACK, packed_list(b"\xd4\x05\x00", 10_000)),
     "bytes": (values.BYTES, bytes(100_000)),
     "arrays": (values.ARRAYS, npz(a=np.zeros(10_000), b=np.zeros(3))),
 }
@@ -54,6 +62,12 @@ def test_a_value_takes_no_more_than_planned(case):
         tracemalloc.stop()
     assert value is not None
     assert taken <= kind.most_bytes(len(data)), f"{taken / len(data):.1f} bytes for each byte stored"
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x92\x01", b"\x01\x01", b"\x91" * 5000 + b"\xc0", b"\xa2\xff\xff"])
+def test_what_is_not_msgpack_is_told(data):
+    with pytest.raises(DecodeFailed, match="not msgpack"):
+        values.MSGPACK.decode(data)
 
 
 def packed(method):

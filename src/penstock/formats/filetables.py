@@ -31,8 +31,12 @@ class ColumnStore:
 
     blocks = None
 
-    def __init__(self, columns: Mapping[str, Column], rows: int) -> None:
-        self.columns, self._rows = dict(columns), rows
+    def __init__(
+        self, columns: Mapping[str, Column], rows: int, classes: tuple[str, ...] = (), checked_by: str = ""
+    ) -> None:
+        self.columns, self._rows, self.checked_by = dict(columns), rows, checked_by
+        self.classes = classes
+        """What labels mean, where folders are classes."""
         self.fields: Fields = {name: _spec(column) for name, column in columns.items()}
 
     def __len__(self) -> int:
@@ -47,7 +51,7 @@ class ColumnStore:
         return digest("columns", self._rows, *((name, _sum(column)) for name, column in self.columns.items()))
 
     def choosing(self, names: Sequence[str]) -> "ColumnStore":
-        return ColumnStore({name: self.columns[name] for name in names}, self._rows)
+        return ColumnStore({name: self.columns[name] for name in names}, self._rows, self.classes, self.checked_by)
 
     def scratch_bytes(self, rows: int) -> int:
         return max((rows * spec.dtype.itemsize for spec in self.fields.values()), default=0)
@@ -63,7 +67,10 @@ class ColumnStore:
                 target[place] = column[row]
 
     def read_paths(self) -> Sequence[ReadPath]:
-        return [ReadPath(name, spec, self._rows, "a column", "in memory already") for name, spec in self.fields.items()]
+        return [
+            ReadPath(name, spec, self._rows, "a column", "in memory already", checked_by=self.checked_by)
+            for name, spec in self.fields.items()
+        ]
 
     def origin(self, row: int) -> Origin:
         return Origin("", f"[{row}]")

@@ -22,7 +22,8 @@ from penstock.folderindex import FileList
 from penstock.formats import filetables
 from penstock.formats.filetables import ColumnStore
 from penstock.formats.samples import MOST_TRIED, count_pixels
-from penstock.members import Kind, Picture
+from penstock.members import Kind, Picture, check_length
+from penstock.spec import IN_MEMORY, MANIFEST
 from penstock.store import ExtentStore, Store
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
         raise files.left_out[0]
     if not len(files):
         raise Missing(f"{path}: no pictures in it or in its folders ({files.passed_over:,} files of other kinds)")
+    if options.files.manifest is not None:
+        options.files.manifest.check_there(path)
     columns = _columns(files, options)
     fields = options.fields or (field, *columns.store.fields)
     for name in fields:
@@ -67,18 +70,14 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
     beside = [name for name in fields if name != field]
     if beside:
         parts["columns"] = Part(columns.store.choosing(beside), None, {name: name for name in beside})
-    return FolderStore(parts, columns.classes, (*files.left_out, *columns.left_out))
+    return FolderStore(parts, (*files.left_out, *columns.left_out))
 
 
 class FolderStore(Joined):
     """Files, and what is known of each."""
 
-    def __init__(
-        self, parts: Mapping[str, Part], classes: tuple[str, ...] = (), left_out: tuple[DataError, ...] = ()
-    ) -> None:
+    def __init__(self, parts: Mapping[str, Part], left_out: tuple[DataError, ...] = ()) -> None:
         super().__init__(parts)
-        self.classes = classes
-        """What labels mean."""
         self.left_out = left_out
         """Why files are not in it, where what is bad is skipped."""
 
@@ -90,20 +89,21 @@ class _Columns:
     store: ColumnStore
     rows: np.ndarray | None = None
     """Which file each sample has; None where each file is a sample."""
-    classes: tuple[str, ...] = ()
     left_out: tuple[DataError, ...] = ()
 
 
 def _columns(files: FileList, options: "OpenOptions") -> _Columns:
     table = filetables.find(files.root)
+    by = "" if options.files.manifest is None else MANIFEST
     if table is not None:
+        options.files.compare_whole(table)
         rows, columns, left_out = filetables.read(table, files)
         if left_out and options.on_error == "raise":
             raise left_out[0]
-        return _Columns(ColumnStore(columns, len(rows)), rows, (), left_out)
+        return _Columns(ColumnStore(columns, len(rows), (), by), rows, left_out)
     if not files.top_names or files.tops.min() < 0:  # some are in no folder
         return _Columns(ColumnStore({}, len(files)))
-    return _Columns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files)), None, files.top_names)
+    return _Columns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files), files.top_names, IN_MEMORY))
 
 
 def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenOptions") -> LooseFiles:
@@ -111,7 +111,7 @@ def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenO
     offsets = np.broadcast_to(np.int64(0), len(files))
     array = LooseFiles(
         where, name, np.dtype(np.uint8), (), len(files), offsets, files.sizes, files.names, None, files.index_bytes,
-        "*", "files of a folder", files.mtimes, files.inodes, files.saved,
+        "*", "files of a folder", options.members.max_member_bytes, files.mtimes, files.inodes, files.saved,
     )  # fmt: skip
     kind = _kind(array, kind_of, options)
     return replace(array, stored=kind.dtype, shape=kind.shape, kind=kind)
@@ -121,10 +121,11 @@ def _kind(array: LooseFiles, kind_of: "partial[Kind]", options: "OpenOptions") -
     """What the first file holds, which all must; or the first that can be read, where bad ones are skipped."""
     first_error: DataError | None = None
     for row in range(min(array.rows, MOST_TRIED if options.on_error == "skip" else 1)):
-        data = np.empty(int(array.lengths[row]), np.uint8)
-        with options.files.lend(array.file_at(row)) as handle:
-            handle.read_into(0, data)
         try:
+            check_length(int(array.lengths[row]), options.members.max_member_bytes)
+            data = np.empty(int(array.lengths[row]), np.uint8)
+            with options.files.lend(array.file_at(row)) as handle:
+                handle.read_into(0, data)
             kind = kind_of(data.tobytes())
             wanted = options.members
             if isinstance(kind, Picture) and wanted.size is not None:

@@ -1,6 +1,7 @@
 """Rows that h5py must read: exact for every layout, and one thread at a time."""
 
 import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from math import prod
@@ -27,11 +28,14 @@ CACHE_BYTES = 64 * MiB
 LIBRARY_BYTES = 4 * MiB
 CHUNK_COPIES = 3
 
+DAMAGED = (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError, OverflowError, NotImplementedError)
+"""What h5py raises when a file's structures do not hold; each place in it has its own."""
+
 
 @contextmanager
 def opened(file: FileId, files: Files, cache_bytes: int = 0) -> Iterator[Any]:
-    """The file for h5py; one on another machine is read through a Python file object, or from its copy."""
-    if not is_remote(file.path):
+    """The file for h5py; one on another machine, or held against a manifest, is read through a Python file object."""
+    if not file.compared and not is_remote(file.path):
         with _opened(file, file.path, cache_bytes) as h5:
             yield h5
         return
@@ -57,12 +61,21 @@ def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
         h5 = h5py.File(source, "r", rdcc_nbytes=cache_bytes, swmr=file.growing)
     except OSError as error:
         failure = _explained(file, error)
+    if failure is None:
+        with h5:
+            try:
+                yield h5
+            except PenstockError:
+                raise
+            except DAMAGED as error:
+                failure = Corrupt(
+                    f"{file.path}: HDF5 cannot make sense of it ({type(error).__name__}: {error}); the file is "
+                    f"damaged: fetch it again"
+                )
     if failure is not None:
         # Not as a consequence of h5py's: its traceback holds the file object, and where that outlives h5py, the process
         # crashes at its end.
         raise failure
-    with h5:
-        yield h5
 
 
 def _explained(file: FileId, error: OSError) -> PenstockError:
@@ -73,6 +86,18 @@ def _explained(file: FileId, error: OSError) -> PenstockError:
     return Corrupt(
         f"{file.path}: not a whole HDF5 file ({file.size:,} bytes; {error}); fetch it again, or leave it out"
     )
+
+
+def _beside(h5: Any, path: str, name: str) -> Any:
+    """A dataset whose other files, if it has any, are looked for beside the file: else it is where the process runs."""
+    import h5py
+
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    if not is_remote(path):
+        folder = os.fsencode(os.path.dirname(os.path.realpath(path)))
+        access.set_efile_prefix(folder)
+        access.set_virtual_prefix(folder)
+    return h5py.Dataset(h5py.h5d.open(h5.id, name.encode(), access))
 
 
 class Layout(sliced.Layout):
@@ -115,13 +140,18 @@ class H5pyStore(SlicedStore):
         return H5pyStore(self.file, self._files, self._rows, layouts)
 
     def scratch_bytes(self, rows: int) -> int:
-        return super().scratch_bytes(rows) + (PAGED_BYTES if is_remote(self.file.path) else 0)
+        paged = PAGED_BYTES if self.file.compared or is_remote(self.file.path) else 0
+        return super().scratch_bytes(rows) + paged + self._files.scratch_bytes
+
+    @property
+    def shared_index(self) -> dict[int, int]:
+        return self._files.shared_index
 
     @contextmanager
     def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         cache_bytes = max((self.layouts[name].cache_bytes for name in names), default=0)
         with _ONE_AT_A_TIME, opened(self.file, self._files, cache_bytes) as h5:
-            yield h5
+            yield {name: _beside(h5, self.file.path, name) for name in names}
 
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         try:

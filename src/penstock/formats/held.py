@@ -11,7 +11,7 @@ from penstock.errors import LimitExceeded
 from penstock.extents import FileId
 from penstock.formats.memory import MemoryStore
 from penstock.sizes import MiB, format_size
-from penstock.spec import Origin, ReadPath
+from penstock.spec import MANIFEST, Origin, ReadPath
 from penstock.store import digest
 from penstock.urls import base_name
 
@@ -22,9 +22,9 @@ MOST_BYTES = 256 * MiB
 class HeldStore(MemoryStore):
     """Rows of a file's arrays, all of them in memory."""
 
-    def __init__(self, file: FileId, arrays: Mapping[str, np.ndarray], why: str) -> None:
+    def __init__(self, file: FileId, arrays: Mapping[str, np.ndarray], why: str, checked_by: str = "") -> None:
         super().__init__(arrays)
-        self.file, self.why = file, why
+        self.file, self.why, self.checked_by = file, why, checked_by
 
     @property
     def index_bytes(self) -> int:  # type: ignore[override]
@@ -36,7 +36,8 @@ class HeldStore(MemoryStore):
 
     def read_paths(self) -> Sequence[ReadPath]:
         how = f"held in memory: {self.why}"
-        return [ReadPath(name, spec, len(self), "an array", how) for name, spec in self.fields.items()]
+        by = MANIFEST if self.file.compared else self.checked_by
+        return [ReadPath(name, spec, len(self), "an array", how, checked_by=by) for name, spec in self.fields.items()]
 
     def origin(self, row: int) -> Origin:
         return Origin(self.file.path, f"{next(iter(self.arrays))}[{row}]")

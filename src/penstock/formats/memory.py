@@ -7,7 +7,7 @@ import numpy as np
 from penstock.coalesce import consecutive
 from penstock.errors import ConfigError, SchemaMismatch
 from penstock.memory import aligned, borrow
-from penstock.spec import Fields, FieldSpec, Origin, ReadPath
+from penstock.spec import IN_MEMORY, Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
 
 
@@ -57,7 +57,10 @@ class MemoryStore:
                     target[at] = taken
 
     def read_paths(self) -> Sequence[ReadPath]:
-        return [ReadPath(name, spec, len(self), "an array", "in memory already") for name, spec in self.fields.items()]
+        how = "in memory already"
+        return [
+            ReadPath(name, spec, len(self), "an array", how, checked_by=IN_MEMORY) for name, spec in self.fields.items()
+        ]
 
     def origin(self, row: int) -> Origin:
         return Origin("", f"{next(iter(self.arrays))}[{row}]")

@@ -19,7 +19,7 @@ from penstock.extents import Chunks, FileId, KnownTable
 from penstock.fileio import Files, Handle, open_steady
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
-from penstock.spec import Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath
 from penstock.store import ExtentStore, Out, Store, check_rows, digest
 from penstock.urls import base_name
 from penstock.wrap import cast_fields
@@ -216,7 +216,11 @@ class GzippedImage:
         remedy = "gunzip (a copy as .nii)" if self.image.rows > 1 else ""
         times = (self.image.rows + 1) / 2
         spec, rows = self.fields[self.name], self.image.rows
-        return [ReadPath(self.name, spec, rows, "gzip, one stream", how, rows, times, self.file.size, remedy=remedy)]
+        by = MANIFEST if self.file.compared else ""
+        path = ReadPath(
+            self.name, spec, rows, "gzip, one stream", how, rows, times, self.file.size, remedy=remedy, checked_by=by
+        )
+        return [path]
 
     def origin(self, row: int) -> Origin:
         return Origin(self.file.path, f"{self.name}[{row}]")

@@ -33,7 +33,7 @@ def is_npz(path: str) -> bool:
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The rows of the arrays of one archive."""
-    table = zip_table(path)
+    table = zip_table(path, options.files)
     names = options.fields or _shared_rows(table)
     direct: dict[str, Extents] = {}
     held: dict[str, np.ndarray] = {}
@@ -47,7 +47,7 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     common_rows(path, counts, asked_for=True)
     stores: list[Store] = [ExtentStore(direct, options.files)] if direct else []
     if held:
-        stores.append(HeldStore(table.file, held, COMPRESSED))
+        stores.append(HeldStore(table.file, held, COMPRESSED, "crc32"))
     return side_by_side(stores, names)
 
 

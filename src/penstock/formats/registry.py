@@ -26,14 +26,16 @@ class OpenOptions:
     """What the caller of ``open`` asked for."""
 
     fields: tuple[str, ...] | None = None
-    allow_fill: bool | None = None
-    """None: as the format has it. HDF5 refuses what was never written, Zarr defines it to be the fill value."""
+    allow_fill: bool = False
+    """Whether the fill value stands for what was never written; it is an error otherwise, whatever the format says."""
     files: Files = field(default_factory=Files)
     row_axis: int | Mapping[str, int] = 0
     swmr: bool = False
     on_error: Literal["raise", "skip"] = "raise"
     index_folder: str | None = None
     """Where tables of many chunks are kept; None keeps none."""
+    allow_external: tuple[str, ...] = ()
+    """Folders that an HDF5 file may refer to besides its own."""
     members: Wanted = field(default_factory=Wanted)
     """What pictures, text and the like become, where samples are files."""
 
@@ -57,6 +59,9 @@ class Format:
     """Whether a folder can be one."""
     sign: str = ""
     """What is looked for, in words, where that is not its first bytes."""
+    reads_itself: bool = False
+    """Whether all its bytes come through ``Files``, which holds them against a manifest as they are read; else whole
+    files are, when they are opened."""
 
     def begins(self, head: bytes) -> bool:
         """Whether a file with these first bytes is of this kind."""
@@ -83,28 +88,31 @@ class Format:
 ZIP = b"PK\x03\x04"
 
 BUILT_IN = (
-    Format("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file),
-    Format("npy", (".npy",), b"\x93NUMPY", npy.open_file),
-    Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257),
+    Format(
+        "hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file,
+        reads_itself=True,
+    ),
+    Format("npy", (".npy",), b"\x93NUMPY", npy.open_file, reads_itself=True),
+    Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257, reads_itself=True),
     Format("compressed tar", tar.COMPRESSED_SUFFIXES, b"", tar.open_compressed),
     Format("npz", (".npz",), ZIP, npz.open_file, recognises=npz.is_npz, sign="a zip archive of .npy files"),
     Format(
         "zarr", (".zarr",), ZIP, zarr.open_store, recognises=zarr.is_store, folders=True,
-        sign="a folder or zip archive with zarr.json, .zgroup or .zarray",
+        sign="a folder or zip archive with zarr.json, .zgroup or .zarray", reads_itself=True,
     ),
-    Format("nifti", (".nii",), b"n+1\0", nifti.open_file, magic_at=344),
-    Format("nifti-2", (), b"n+2\0", nifti.open_file, magic_at=4),
+    Format("nifti", (".nii",), b"n+1\0", nifti.open_file, magic_at=344, reads_itself=True),
+    Format("nifti-2", (), b"n+2\0", nifti.open_file, magic_at=4, reads_itself=True),
     Format("gzipped nifti", (".nii.gz",), b"\x1f\x8b", nifti.open_gzipped, recognises=nifti.is_gzipped),
     Format("parquet", (".parquet", ".pq"), b"PAR1", tables.open_parquet),
     Format("arrow", (".arrow", ".feather"), b"ARROW1", tables.open_arrow),
     Format(
         "lmdb", (".mdb", ".lmdb"), lmdb.MAGIC, lmdb.open_file, lmdb.MAGIC_AT, lmdb.is_database, folders=True,
-        sign="data.mdb in a folder, or bytes of it",
+        sign="data.mdb in a folder, or bytes of it", reads_itself=True,
     ),
     Format("tiledb", (".tiledb", ".tdb"), b"", tiledb.open_folder, recognises=tiledb.is_array, folders=True),
     Format(  # the last of those for folders: others may hold pictures too
         "pictures", (), b"", folders.open_folder, recognises=folders.is_folder_of_pictures, folders=True,
-        sign="a folder with pictures in it",
+        sign="a folder with pictures in it", reads_itself=True,
     ),
 )  # fmt: skip
 

@@ -6,20 +6,20 @@ layout. The rest is here: runs of neighbouring rows, rows on any axis, part of e
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Self
 
 import numpy as np
 
-from penstock import coalesce
+from penstock import coalesce, tally
 from penstock.errors import PenstockError
 from penstock.extents import FileId
 from penstock.fileio import check_unchanged, steadily
 from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
-from penstock.spec import Fields, FieldSpec, Origin, ReadPath
+from penstock.spec import MANIFEST, Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
 from penstock.urls import base_name, is_remote
 from penstock.within import Box, Mask, Within, compose, coordinates, element_strides, everything
@@ -27,6 +27,9 @@ from penstock.wrap import crop
 
 # Rows that pass through a library at a time.
 READ_BYTES = 1 * MiB
+
+# What Python takes for an entry of a dict from whole numbers to whole numbers, at most.
+HOLE_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ class Layout:
     why: str
     """Why the library must read it."""
     part: Within | None = None
+    holes: Mapping[int, int] = field(default_factory=dict)
+    """Chunks that were never written and come as the fill value, by block of rows."""
+    checked_by: str = field(default="", kw_only=True)
+    """The library's own check of what it reads."""
 
     @cached_property
     def spec(self) -> FieldSpec:
@@ -97,7 +104,16 @@ class Layout:
         touched = prod(self.read_shape) * self.chunk_rows * self.stored.itemsize
         layout = f"chunks of {self.chunks}" if self.chunks else "not in chunks"
         remedy = self.remedy.format(name=name) if self.chunk_rows > 1 else ""
-        return ReadPath(name, self.spec, rows, layout, self.how, self.chunk_rows, touched / delivered, 0, 0, remedy)
+        return ReadPath(
+            name, self.spec, rows, layout, self.how, self.chunk_rows, touched / delivered, 0, sum(self.holes.values()),
+            remedy, checked_by=self.checked_by,
+        )  # fmt: skip
+
+    def count_filled(self, first: int, count: int) -> None:
+        """Take note of chunks that come as the fill value in a read of some rows."""
+        if self.holes:
+            blocks = range(first // self.chunk_rows, (first + count - 1) // self.chunk_rows + 1)
+            tally.mine().chunks_filled += sum(self.holes.get(block, 0) for block in blocks)
 
     def scratch_bytes(self, rows: int) -> int:
         group = aligned(min(rows, self.group) * self.read_bytes)
@@ -108,7 +124,6 @@ class SlicedStore:
     """Arrays of one file or folder, opened while a read lasts."""
 
     kind = "sliced"
-    index_bytes = 0
 
     def __init__(self, file: FileId, rows: int, layouts: Mapping[str, Layout]) -> None:
         self.file, self._rows, self.layouts = file, rows, dict(layouts)
@@ -127,6 +142,10 @@ class SlicedStore:
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         """``goal[...] = array[wanted]``; its errors are ours, and say ``where``."""
         raise NotImplementedError
+
+    @property
+    def index_bytes(self) -> int:
+        return HOLE_BYTES * sum(len(each.holes) for each in self.layouts.values())
 
     @property
     def shared_index(self) -> dict[int, int]:
@@ -203,11 +222,13 @@ class SlicedStore:
             goal = turned.view(read.dtype).reshape(as_stored)
         where = f"{self.file.path}: {name}, rows {first} to {first + len(read) - 1}"
         self.read_slice(array, tuple(wanted), goal, where)
+        layout.count_filled(first, len(read))
         if layout.row_axis:
             np.copyto(read, np.moveaxis(goal, layout.row_axis, 0))
 
     def read_paths(self) -> Sequence[ReadPath]:
-        return [each.read_path(name, self._rows) for name, each in self.layouts.items()]
+        found = [each.read_path(name, self._rows) for name, each in self.layouts.items()]
+        return [replace(path, checked_by=MANIFEST) for path in found] if self.file.compared else found
 
     def origin(self, row: int) -> Origin:
         return Origin(self.file.path, f"{next(iter(self.fields))}[{row}]")

@@ -12,11 +12,11 @@ import numpy as np
 
 from penstock.errors import ConfigError, Corrupt, DecodeFailed, Missing, SchemaMismatch
 from penstock.extents import FileId
-from penstock.fileio import check_unchanged, identify, steadily
+from penstock.fileio import check_unchanged, steadily
 from penstock.formats.held import HeldStore
 from penstock.memory import aligned
 from penstock.sizes import MiB
-from penstock.spec import Fields, FieldSpec, Origin, ReadPath
+from penstock.spec import MANIFEST, Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, Store, check_rows, digest
 from penstock.urls import base_name, check_local
 
@@ -33,13 +33,13 @@ LIBRARY_BYTES = 16 * MiB
 def open_parquet(path: str, options: "OpenOptions") -> Store:
     """The columns of one Parquet file."""
     check_local(path, "tables")
-    return _opened(Parquet(identify(path)), options)
+    return _opened(Parquet(options.files.identify(path)), options)
 
 
 def open_arrow(path: str, options: "OpenOptions") -> Store:
     """The columns of one Arrow IPC (or Feather) file."""
     check_local(path, "tables")
-    return _opened(Arrow(identify(path)), options)
+    return _opened(Arrow(options.files.identify(path)), options)
 
 
 def _opened(table: "Parquet | Arrow", options: "OpenOptions") -> Store:
@@ -260,8 +260,9 @@ class TableStore:
         layout = f"{'parts' if whole else 'batches'} of {longest:,} rows"
         remedy = "a copy with smaller row groups" if whole else ""
         block, times = (longest, float(longest)) if whole else (1, 1.0)
+        by = MANIFEST if self.table.file.compared else ""
         return [
-            ReadPath(name, spec, len(self), layout, how, block, times, remedy=remedy)
+            ReadPath(name, spec, len(self), layout, how, block, times, remedy=remedy, checked_by=by)
             for name, spec in self.fields.items()
         ]
 

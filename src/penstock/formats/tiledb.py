@@ -2,7 +2,8 @@
 
 Rules:
 1. The library's threads and memory are ours to bound: one context a process, without threads of its own beyond the
-   least, with a limit on the tiles it holds at once.
+   least, with a limit on the tiles it holds at once. A context keeps something of every query for as long as it lives
+   (measured: 12 KB), so that after some hundreds of them another takes its place.
 2. Contexts and open arrays never cross a fork: their threads do not, and ending them would wait for those. A child
    leaves what it inherited alone for good, and opens its own.
 3. An array is read as it was when it was opened. TileDB keeps what was written with its time, and later writes are not
@@ -18,7 +19,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,13 @@ FIELD = "data"
 TILES_BYTES = 8 * MiB
 TILE_COPIES = 2
 
-# Measured: what a read takes besides its tiles.
-LIBRARY_BYTES = 4 * MiB
+# Queries of one context: what it keeps of them is 3 MiB then.
+MOST_QUERIES = 256
+
+# Measured: what a read takes besides its tiles, and what a context keeps.
+LIBRARY_BYTES = 7 * MiB
+
+CHECKSUMS = {"ChecksumSHA256Filter": "sha256", "ChecksumMD5Filter": "md5"}
 
 # More boxes than this are not compared cell by cell to find what was never written.
 MOST_CELLS_COMPARED = 1_000_000
@@ -72,11 +78,13 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
     lengths = {name: each.shape[each.row_axis] for name, each in layouts.items()}
     if len(set(lengths.values())) > 1:
         raise SchemaMismatch(f"{path}: fields must have as many rows as each other, but have {lengths}")
-    if not options.allow_fill:
-        for layout in layouts.values():
-            _check_written(path, fragments.nonempty_domain, layout)
+    for name, layout in layouts.items():
+        holes = _holes(path, fragments.nonempty_domain, layout, allowed=options.allow_fill)
+        layouts[name] = replace(layout, holes=holes)
     named = sorted(os.path.basename(uri.rstrip("/")) for uri in fragments.uri)
-    return TileDBStore(identify(path), next(iter(lengths.values())), layouts, opened, digest(*named))
+    return TileDBStore(
+        options.files.marked(identify(path)), next(iter(lengths.values())), layouts, opened, digest(*named)
+    )
 
 
 def _attributes(path: str, schema: Any, options: "OpenOptions") -> Sequence[str]:
@@ -104,6 +112,8 @@ class Layout(sliced.Layout):
     attribute: str = ""
     unaligned: int = 0
     """Rows of the first tile that come before the first that was written."""
+    fill: str = ""
+    """The fill value, in words."""
 
     @property
     def how(self) -> str:
@@ -143,13 +153,22 @@ def _layout(path: str, schema: Any, written: Sequence[tuple[int, int]], name: st
     unaligned = (int(written[axis][0]) - int(dimensions[axis].domain[0])) % int(dimensions[axis].tile)
     attribute = schema.attr("" if name == FIELD and not schema.has_attr(FIELD) else name)
     return Layout(
-        attribute.dtype, shape, tiles, axis, "", None, tuple(int(first) for first, _ in ranges), attribute.name,
-        unaligned,
+        attribute.dtype, shape, tiles, axis, "", begins=tuple(int(first) for first, _ in ranges),
+        attribute=attribute.name, unaligned=unaligned, fill=str(attribute.fill), checked_by=_checksum(attribute),
     )  # fmt: skip
 
 
-def _check_written(path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout: Layout) -> None:
-    """Refuse cells that no fragment wrote; compared on the grid that the edges of fragments make."""
+def _checksum(attribute: Any) -> str:
+    """What the library holds each tile against, if anything."""
+    kinds = {type(each).__name__ for each in attribute.filters}
+    return next((name for kind, name in CHECKSUMS.items() if kind in kinds), "")
+
+
+def _holes(path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout: Layout, *, allowed: bool) -> dict[int, int]:
+    """Rows of tiles with cells that no fragment wrote, compared on the grid that the edges of fragments make.
+
+    An error where that is not ``allowed``.
+    """
     ends = [begin + size for begin, size in zip(layout.begins, layout.shape, strict=True)]
     edges = [
         sorted({begin, end, *(int(each) + side for box in boxes for side, each in enumerate(box[axis])
@@ -157,18 +176,28 @@ def _check_written(path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout
         for axis, (begin, end) in enumerate(zip(layout.begins, ends, strict=True))
     ]  # fmt: skip
     if prod(len(each) - 1 for each in edges) > MOST_CELLS_COMPARED:
-        return
+        return {}
     there = np.zeros([len(each) - 1 for each in edges], bool)
     for box in boxes:
         along = zip(edges, box, strict=True)
         there[tuple(slice(*np.searchsorted(edge, [int(low), int(high) + 1])) for edge, (low, high) in along)] = True
-    if not there.all():
+    if not there.all() and not allowed:
         at = np.unravel_index(int(np.argmin(there)), there.shape)
         first = tuple(int(edge[index]) for edge, index in zip(edges, at, strict=True))
         raise Missing(
-            f"{path}: cells from {first} on were never written, and would read as the fill value. Pass "
-            f"allow_fill=True to accept that"
+            f"{path}: cells from {first} on were never written, and would read as the fill value {layout.fill}. Pass "
+            f"allow_fill=True to accept that: what is filled is then counted"
         )
+    axis = layout.row_axis
+    others = tuple(number for number in range(there.ndim) if number != axis)
+    begin, rows = layout.begins[axis], edges[axis]
+    return {
+        block: 1
+        for number in np.flatnonzero(~there.all(axis=others)).tolist()
+        for block in range(
+            (rows[number] - begin) // layout.chunk_rows, (rows[number + 1] - 1 - begin) // layout.chunk_rows + 1
+        )
+    }
 
 
 class TileDBStore(SlicedStore):
@@ -215,18 +244,20 @@ class TileDBStore(SlicedStore):
             where = f"{self.file.path}: {name}, rows {first} to {first + count - 1}"
             wanted = (slice(first, first + count), *layout.bounds)
             self.read_slice(array, wanted, target[place : place + count], where)
+            layout.count_filled(first, count)
 
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         library = _library()
         tiledb_array, layout = array
-        native = library.libtiledb
+        native, context = library.libtiledb, tiledb_array.ctx
+        _count_query()
         tally.mine().bytes_read += goal.nbytes
         flat = goal.reshape(-1)
         parts = 2 if flat.dtype.kind == "c" else 1
         try:
-            query = native.Query(_context(), native.Array(_context(), tiledb_array))
+            query = native.Query(context, native.Array(context, tiledb_array))
             query.layout = native.LayoutType.ROW_MAJOR
-            region = library.Subarray(tiledb_array, _context())
+            region = library.Subarray(tiledb_array, context)
             along = zip(wanted, layout.begins, strict=True)
             region.add_ranges([[(each.start + begin, each.stop + begin - 1)] for each, begin in along])
             query.set_subarray(region)
@@ -260,23 +291,34 @@ class Opened:
         """Forget the open array, which is returned."""
         inherited = getattr(self, "_array", None)
         self._array: Any = None
-        self._users = 0
+        self._users: dict[int, int] = {}
         self._lock = threading.Lock()
         return inherited
 
     @contextmanager
     def lend(self) -> Iterator[Any]:
-        """The library's array, to several threads at once."""
+        """The library's array, to several threads at once; anew where its context has done enough."""
         with self._lock:
+            if self._array is not None and self._array.ctx is not _context():
+                self._let_go(self._array)
+                self._array = None
             if self._array is None:
                 self._array = self._open()
-            self._users += 1
             array = self._array
+            self._users[id(array)] = self._users.get(id(array), 0) + 1
         try:
             yield array
         finally:
             with self._lock:
-                self._users -= 1
+                self._users[id(array)] -= 1
+                if array is not self._array:
+                    self._let_go(array)
+
+    def _let_go(self, array: Any) -> None:
+        """Close it, unless somebody reads from it right now, who then does."""
+        if self._users.get(id(array), 0) == 0:
+            self._users.pop(id(array), None)
+            array.close()
 
     def _open(self) -> Any:
         library = _library()
@@ -288,8 +330,8 @@ class Opened:
     def close(self) -> None:
         """Close it, unless somebody reads from it right now."""
         with self._lock:
-            if self._array is not None and self._users == 0:
-                self._array.close()
+            if self._array is not None and self._users.get(id(self._array), 0) == 0:
+                self._let_go(self._array)
                 self._array = None
 
 
@@ -303,20 +345,31 @@ def _library() -> Any:
 
 _context_made: list[Any] = []
 _context_making = threading.Lock()
+_queries = 0
+
+
+def _count_query() -> None:
+    """One more of the present context."""
+    global _queries
+    _queries += 1  # one that is lost between threads does no harm
 
 
 def _context() -> Any:
-    """The one context of this process."""
-    if not _context_made:
-        with _context_making:
-            if not _context_made:
-                limits = {
-                    "sm.compute_concurrency_level": "1",  # the readers are threads already
-                    "sm.io_concurrency_level": "1",
-                    "sm.mem.tile_upper_memory_limit": str(TILES_BYTES),
-                }
-                _context_made.append(_library().Ctx(limits))
-    return _context_made[0]
+    """The one context of this process, until it has done enough; those that opened arrays with it keep it."""
+    global _queries
+    made = _context_made[:1]
+    if made and _queries < MOST_QUERIES:
+        return made[0]
+    with _context_making:
+        if not _context_made or _queries >= MOST_QUERIES:
+            limits = {
+                "sm.compute_concurrency_level": "1",  # the readers are threads already
+                "sm.io_concurrency_level": "1",
+                "sm.mem.tile_upper_memory_limit": str(TILES_BYTES),
+            }
+            _context_made[:] = [_library().Ctx(limits)]
+            _queries = 0
+        return _context_made[0]
 
 
 _EVERY_OPENED: "weakref.WeakSet[Opened]" = weakref.WeakSet()

@@ -10,6 +10,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,9 +89,31 @@ def _make_room(folder: str, bytes_: int) -> None:
 
 
 def _write_note(path: str, note: dict[str, object]) -> None:
-    with open(f"{path}.part", "w") as file:
-        json.dump(note, file, indent=1)
-    os.replace(f"{path}.part", path)
+    try:
+        with open(f"{path}.part", "w") as file:
+            json.dump(note, file, indent=1)
+        _put_in_place(f"{path}.part", path)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(f"{path}.part")
+        raise ConvertFailed(
+            f"{path}: could not be written ({error.strerror or error}, errno {error.errno}); make room, and prepare "
+            f"again"
+        ) from error
+
+
+def _take_room(part: str) -> None:
+    """Have the disk's room before writing through a mapping, where a full disk would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        with open(part, "r+b", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+
+
+def _put_in_place(part: str, path: str) -> None:
+    """Under its name when it is on the disk."""
+    with open(part, "r+b", buffering=0) as file:
+        os.fsync(file.fileno())
+    os.replace(part, path)
 
 
 @dataclass(frozen=True)
@@ -110,6 +133,7 @@ class _Copy:
                 part, "w+", source.fields[FIELD].dtype, (len(source), *source.fields[FIELD].shape)
             )
             offset = int(rows.offset)
+            _take_room(part)
             if isinstance(source.store, CompressedNifti):
                 _stream(source.store, rows, told)  # row after row, each written once
                 rows.flush()
@@ -117,11 +141,13 @@ class _Copy:
                 del rows
                 with open(part, "r+b", buffering=0) as file:
                     self._turn(source, file.fileno(), offset, told)
-            os.replace(part, path)
+            _put_in_place(part, path)
         except OSError as error:
+            with suppress(OSError):
+                os.unlink(part)
             raise ConvertFailed(
-                f"{path}: session {self.session} could not be written ({error.strerror or error}); what was whole "
-                f"before stays, and prepare goes on from there"
+                f"{path}: session {self.session} could not be written ({error.strerror or error}, errno "
+                f"{error.errno}); what was whole before stays, and prepare goes on from there"
             ) from error
 
     def _turn(self, source: Dataset, descriptor: int, offset: int, told: Callable[[int], None]) -> None:

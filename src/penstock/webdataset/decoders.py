@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from penstock import values
 from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, PenstockError, SchemaMismatch, Unsafe
 from penstock.pictures import EXTENSIONS, MAX_PIXELS
 from penstock.webdataset.arrays import MAX_ARRAY_BYTES, decode_npy, decode_npz, decode_ten
@@ -47,14 +48,6 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
     return Continue(key[:-3], unpacked)
 
 
-def _msgpack(data: bytes) -> Any:
-    try:
-        import msgpack
-    except ImportError:
-        raise ConfigError("decoding msgpack needs its package: pip install msgpack") from None
-    return msgpack.unpackb(data)
-
-
 def _pickled(data: bytes) -> Any:
     raise Unsafe(
         "only unpickling could read it, which runs what the file says; write npy or json instead. If you trust the "
@@ -78,7 +71,7 @@ PLAIN: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("json", "jsn"), json.loads),
     **dict.fromkeys(("pkl", "pickle", "pyd", "pth"), _pickled),
     **dict.fromkeys(("ten", "tb"), decode_ten),
-    **dict.fromkeys(("mp", "msg"), _msgpack),
+    **dict.fromkeys(("mp", "msg"), values.as_msgpack),
     "npy": decode_npy,
     "npz": decode_npz,
     "cbor": _undecodable,

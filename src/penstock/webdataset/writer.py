@@ -1,23 +1,26 @@
 """Samples -> tar shards, the same bytes for the same samples.
 
 A shard appears under its name when it is whole: until then it is written beside it, as ``.partial``, and what fails or
-is interrupted leaves no shard that only looks like one. Its index is made on the way, so that ``penstock.open`` does
-not walk through it.
+is interrupted leaves no shard that only looks like one. What a process that was killed left beside it is removed by the
+next that writes the same shard: a lock tells whether its writer is alive. Its index is made on the way, so that
+``penstock.open`` does not walk through it.
 """
 
 import bz2
 import contextlib
+import glob
 import gzip
 import logging
 import lzma
 import os
+import re
 import tarfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from penstock import index, tarindex
+from penstock import index, locks, tarindex
 from penstock.errors import ConfigError, ConvertFailed, Corrupt, LimitExceeded
 from penstock.fileio import identify
 from penstock.tarwalk import MemberList
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 
 RECORD = 20 * tarfile.BLOCKSIZE
 """A tar is filled up with zeros to a multiple of this, as it was on tape."""
+
+_PARTIAL = re.compile(r"\.\d+\.partial")
 
 _COMPRESSORS: dict[str, Callable[[Any], Any]] = {
     "gz": lambda stream: gzip.GzipFile("", "wb", fileobj=stream, mtime=0),  # no name, no hour
@@ -90,23 +95,35 @@ class TarWriter:
         """End the tar; from now on it is there under its name."""
         if not self._open:
             return
+        try:
+            self._put(bytes(2 * tarfile.BLOCKSIZE))
+            self._put(bytes(-self._written % RECORD))
+            with self._told():
+                self._finish()
+        except BaseException:
+            self.abandon()
+            raise
         self._open = False
-        self._put(bytes(2 * tarfile.BLOCKSIZE))
-        self._put(bytes(-self._written % RECORD))
+        if self.path is not None:
+            self._save_index(self.path)
+
+    def _finish(self) -> None:
         if self._packs:
             self._stream.close()
         if self.path is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
+            os.replace(_partial(self.path), self.path)  # while it is locked, so that nobody takes it for left behind
             self._file.close()
-            os.replace(_partial(self.path), self.path)
-            self._save_index(self.path)
 
     def abandon(self) -> None:
         """Leave nothing under the path's name, and remove what was written beside it."""
         if self._open and self.path is not None:
-            self._file.close()
-            os.unlink(_partial(self.path))
+            for each in (self._stream, self._file):
+                with contextlib.suppress(OSError, ValueError):  # where the disk is full, what is buffered cannot go
+                    each.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_partial(self.path))
         self._open = False
 
     def __enter__(self) -> "TarWriter":
@@ -131,14 +148,20 @@ class TarWriter:
         self._put(bytes(-len(content) % tarfile.BLOCKSIZE))
 
     def _put(self, data: bytes | memoryview) -> None:
-        try:
+        with self._told():
             self._stream.write(data)
+        self._written += len(data)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the system says of writing, as an error of ours."""
+        try:
+            yield
         except OSError as error:
             raise ConvertFailed(
                 f"{self.path or 'the tar'}: writing failed after {self._written:,} bytes ({error.strerror}, errno "
-                f"{error.errno})"
+                f"{error.errno}); shards that were whole before stay. Make room, and write it again"
             ) from error
-        self._written += len(data)
 
     def _save_index(self, path: str) -> None:
         if self._index_dir is False:
@@ -252,10 +275,23 @@ def _partial(path: str) -> str:
     return f"{path}.{os.getpid()}.partial"
 
 
+def _remove_left_behind(path: str) -> None:
+    """What writers of this shard that are no more had not finished."""
+    for partial in glob.glob(f"{glob.escape(path)}.*.partial"):
+        if not _PARTIAL.fullmatch(partial[len(path) :]):
+            continue
+        with contextlib.suppress(OSError), open(partial, "r+b") as left:
+            if locks.try_lock(left.fileno()):
+                os.unlink(partial)
+
+
 def _create(path: str) -> Any:
     if path.startswith("pipe:"):
         raise ConfigError(f"{path!r}: commands are not run; open the pipe in your own program and pass the file object")
     try:
-        return open(_partial(path), "wb")
+        _remove_left_behind(path)
+        file = open(_partial(path), "wb")  # noqa: SIM115
+        locks.try_lock(file.fileno())
+        return file
     except OSError as error:
         raise ConvertFailed(f"{path}: cannot be written ({error.strerror}, errno {error.errno})") from None

@@ -1,0 +1,89 @@
+"""Members of a sample that lie together are read with one request of the file."""
+
+import os
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.store import read_share
+from penstock.together import MOST_BYTES
+from penstock.webdataset import TarWriter
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "preadv"), reason="reads are counted by that call")
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """Where and how much was read."""
+    made, read = [], os.preadv
+
+    def counted(descriptor, views, offset):
+        made.append((offset, sum(map(len, views))))
+        return read(descriptor, views, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    return made
+
+
+def written(path, samples=3, **more):
+    """Arrays a, b and c, and whatever lies between."""
+    rng = np.random.default_rng(0)
+    content = [
+        {"a.npy": rng.random(3), "c.npy": rng.integers(0, 9, (2, 2)), "e.npy": rng.random(20_000).astype("f4"), **more}
+        for _ in range(samples)
+    ]
+    with TarWriter(str(path)) as writer:
+        for number, fields in enumerate(content):
+            writer.write({"__key__": f"{number:03d}", **dict(sorted(fields.items()))})
+    return content
+
+
+def read(path, rows, fields):
+    store = ps.open(path, fields=fields).store
+    out = {name: np.zeros((len(rows), *spec.shape), spec.dtype) for name, spec in store.fields.items()}
+    read_share(store, np.array(rows), np.arange(len(rows)), out, (0, 1))
+    return out
+
+
+def check(out, content, rows):
+    for name, values in out.items():
+        assert np.array_equal(values, np.stack([content[row][name] for row in rows]))
+
+
+def test_one_request_a_sample(tmp_path, requests):
+    content = written(tmp_path / "x.tar")
+    fields = ("e.npy", "a.npy", "c.npy")
+    check(read(tmp_path / "x.tar", [2, 0], fields), content, [2, 0])
+    first_of_each_field, samples = requests[:3], requests[3:]
+    assert len(samples) == 2, requests
+    assert all(size > sum(seen for _, seen in first_of_each_field) for _, size in samples)
+
+
+def test_not_where_something_lies_between(tmp_path, requests):
+    content = written(tmp_path / "x.tar", **{"d.npy": np.zeros(5_000)})
+    requests.clear()
+    check(read(tmp_path / "x.tar", [1], ("a.npy", "c.npy", "e.npy")), content, [1])
+    assert max(size for _, size in requests) < 80_000 + 1024
+
+
+def test_not_where_samples_are_large(tmp_path, requests):
+    content = written(tmp_path / "x.tar", **{"f.npy": np.arange(MOST_BYTES // 8)})
+    requests.clear()
+    check(read(tmp_path / "x.tar", [1], ("e.npy", "f.npy")), content, [1])
+    assert max(size for _, size in requests) < MOST_BYTES + 1024
+
+
+def test_many_rows_of_small_fields_are_gathered(tmp_path):
+    content = written(tmp_path / "x.tar", samples=9)
+    rows = [8, 0, 3, 5, 5, 1]
+    check(read(tmp_path / "x.tar", rows, ("a.npy", "c.npy", "e.npy")), content, rows)
+
+
+def test_gaps_are_not_counted_as_read(tmp_path):
+    written(tmp_path / "x.tar", samples=12)
+    ds = ps.open(tmp_path / "x.tar")
+    with ps.Loader(ds, batch_size=2, memory="64MiB", threads=1) as loader:
+        for _ in loader:
+            pass
+        assert loader.stats().bytes_read == sum(path.stored_bytes for path in ds.store.read_paths())
