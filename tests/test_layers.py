@@ -53,7 +53,7 @@ LAYERS = [
         *("machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping", "rivals"),
         *("progress", "owners", "tuning"),
     ],
-    ["interrupts", "forks"],
+    ["interrupts", "forks", "workers"],
     ["errors"],
 ]
 

@@ -37,6 +37,7 @@ from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store, find_key
 from penstock.urls import check_scheme, is_remote
 from penstock.within import within
+from penstock.workers import end_rather_than_lose
 from penstock.wrap import Padded, Permuted, cast_fields, select_part
 
 if TYPE_CHECKING:
@@ -111,12 +112,14 @@ class Dataset:
                 )
             index = self.keys.find(index)
         if isinstance(index, int | np.integer):
+            end_rather_than_lose()
             rows = self._rows([int(index)])
             return {name: values[0] for name, values in self._fetch(rows).items()}
         return self._fetch(self._rows(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Many samples in one read: what torch's ``DataLoader`` calls for a batch."""
+        end_rather_than_lose()
         batch = self._fetch(self._rows(indices))
         return [{name: values[k] for name, values in batch.items()} for k in range(len(indices))]
 
