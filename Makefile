@@ -1,11 +1,12 @@
-# `make demo` shows the thing working; `make test` checks all of it. Both set up .venv first; a second call is quick.
+# `make demo` shows the thing working; `make test` checks all of it; `make docs` builds the pages under site. All set up
+# .venv first; a second call is quick.
 # `make soak` brings faults about at random, for ten seeds from SEED on; the name of a test that fails carries its seed.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak lint bench clean
+.PHONY: demo test soak lint bench docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/penstock demo
@@ -24,10 +25,18 @@ lint: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks
 
+docs: $(VENV)/.docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(VENV)/.docs-ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site

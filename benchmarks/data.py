@@ -77,3 +77,14 @@ def records(root: Path) -> Path:
         np.save(folder / "labels.npy", np.arange(RECORDS))
 
     return once(root / "records", make)
+
+
+def picture(rng: np.random.Generator, size: int) -> np.ndarray:
+    """Patches of several sizes, the finer the fainter: it compresses as a photograph does."""
+    from PIL import Image
+
+    whole = np.full((size, size, 3), 127.5, np.float32)
+    for patches, weight in ((4, 0.8), (12, 0.5), (40, 0.27), (130, 0.15)):
+        coarse = Image.fromarray(rng.integers(0, 256, (patches, patches, 3), np.uint8))
+        whole += weight * (np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC), np.float32) - 127.5)
+    return whole.clip(0, 255).astype(np.uint8)

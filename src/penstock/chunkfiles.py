@@ -4,7 +4,6 @@ Which files there are is not asked when a dataset is opened, for there may be mi
 is read, or an index that has no place for a chunk, means that the chunk was never written.
 """
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from penstock import codecs
+from penstock import codecs, forks
 from penstock.errors import Corrupt, PenstockError, Truncated
 from penstock.extents import NEVER_WRITTEN, Chunks, FileId
 from penstock.fileio import NOT_SEEN, Files, Handle, identify, unseen
@@ -151,7 +150,7 @@ class ShardTable(FileTable):
         super().__init__(grid, places, longest)
         self.index = index
         self._kept: OrderedDict[tuple[int, ...], np.ndarray | None] = OrderedDict()
-        self._looking = threading.Lock()
+        self._looking = forks.Lock()
         self._most = max(1, KEPT_BYTES // index.table_bytes)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:

@@ -47,6 +47,11 @@ GROUP_ELEMENTS = 64 * 1024
 # Neighbours in the file are read together across gaps up to this, in reads up to that.
 GAP_BYTES = 4 * KiB
 SPAN_BYTES = 1 * MiB
+FILL_WAY_OUT = (
+    "Restore it if it was lost. Where nobody wrote it on purpose (a writer may leave out chunks that hold nothing but "
+    "the fill value), pass allow_fill=True to open: what is filled is then counted"
+)
+
 # Groups of chunks from which it is told how much a read of all of them takes, with the gaps between.
 GROUPS_LOOKED_AT = 8
 
@@ -163,9 +168,9 @@ class _Decoding:
         """What stands for a chunk that was never written."""
         array = self.array
         if array.fill is None:
+            told = f", and would read as the fill value {array.fill_told}" if array.fill_told else ""
             raise Missing(
-                f"{self._path(block, piece)}: {array.piece_place(block, piece)} was never written. "
-                f"Pass allow_fill=True to open, to take the fill value for it"
+                f"{self._path(block, piece)}: {array.piece_place(block, piece)} was never written{told}. {FILL_WAY_OUT}"
             )
         tally.mine().chunks_filled += 1
         value = np.empty(1, goal.dtype)

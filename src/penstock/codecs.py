@@ -9,6 +9,7 @@ import struct
 import sys
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,11 +131,15 @@ class Bitshuffled:
 
 @cache
 def _functions(library: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Functions of one of the libraries that hdf5plugin ships; empty where it has none of this name."""
-    try:
-        import hdf5plugin
+    """Functions of one of the libraries that hdf5plugin ships; empty where it has none of this name.
 
-        (path,) = Path(hdf5plugin.PLUGIN_PATH).glob(f"{library}.*")
+    Its Python is not imported: that would have HDF5 search every folder that its environment names for plug-ins.
+    """
+    try:
+        package = find_spec("hdf5plugin")
+        if package is None or not package.submodule_search_locations:
+            return {}
+        (path,) = Path(package.submodule_search_locations[0], "plugins").glob(f"{library}.*")
         loaded = ctypes.CDLL(str(path))  # releases the interpreter's lock in every call
         return {name: getattr(loaded, name) for name in names}
     except (ImportError, OSError, AttributeError, ValueError):

@@ -8,6 +8,8 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
@@ -17,21 +19,23 @@ from penstock import index
 from penstock.braces import expand_braces
 from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields, classes_of
-from penstock.errors import ConfigError, DataError, Missing, OutOfRange, PenstockError, SourceError
-from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
+from penstock.errors import ConfigError, DataError, LimitExceeded, Missing, OutOfRange, PenstockError, SourceError
+from penstock.fileio import MAX_OPEN_FILES, Files, remote_files, steadily
 from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
 from penstock.gathered import Gathered
+from penstock.machine import free_bytes
 from penstock.manifest import load
 from penstock.mapped import Mapped, Transform
-from penstock.members import Decoders, Wanted, decoder_of
+from penstock.members import MAX_MEMBER_BYTES, Decoders, Wanted, decoder_of
 from penstock.normalized import Normalized
+from penstock.packing import MAX_EXPANSION
 from penstock.pictures import MAX_PIXELS, Fit
-from penstock.sizes import format_size
+from penstock.sizes import MiB, format_size, parse_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.store import Store, find_key
-from penstock.urls import is_remote
+from penstock.urls import check_scheme, is_remote
 from penstock.within import within
 from penstock.wrap import Padded, Permuted, cast_fields, select_part
 
@@ -44,6 +48,8 @@ Sample = dict[str, Any]
 
 # More than this a pattern in braces cannot mean.
 MOST_FILES = 1_000_000
+# Rows of less than this are read without asking how much memory is free.
+ALWAYS_FITS = 256 * MiB
 OnError = Literal["raise", "skip"]
 
 
@@ -284,9 +290,26 @@ class Dataset:
         return Dataset(store, casts, self.left_out, self.axes)
 
     def _fetch(self, rows: np.ndarray) -> dict[str, Any]:
+        self._check_fits(len(rows))
         out = {name: spec.empty(len(rows)) for name, spec in self.fields.items()}
         self._delivered.read_into(rows, np.arange(len(rows)), out)
         return {name: list(values) if values.dtype.hasobject else values for name, values in out.items()}
+
+    @cached_property
+    def _row_need(self) -> int:
+        """What reading one row takes."""
+        return row_bytes(self.fields) + self._delivered.scratch_bytes(1)
+
+    def _check_fits(self, rows: int) -> None:
+        """Refuse what this machine cannot hold; a loader has a budget for that."""
+        if rows * self._row_need <= ALWAYS_FITS:
+            return
+        need = rows * row_bytes(self.fields) + self._delivered.scratch_bytes(rows)
+        if need > (free := free_bytes()):
+            raise LimitExceeded(
+                f"{self.origin(0)}: reading {rows:,} rows at once takes {format_size(need)}, chunks and the like "
+                f"included, and {format_size(free)} are free. Read fewer, or fields of smaller chunks, or use a Loader"
+            )
 
     def _rows(self, index: Any) -> np.ndarray:
         """Any way of naming rows -> row numbers from 0, negative ones counted from the end."""
@@ -325,7 +348,8 @@ def open(
     *,
     row_axis: int | Mapping[str, int] = 0,
     max_open_files: int = MAX_OPEN_FILES,
-    allow_fill: bool | None = None,
+    allow_fill: bool = False,
+    allow_external: Iterable[Path] = (),
     swmr: bool = False,
     on_error: OnError = "raise",
     index_dir: Path | Literal[False] | None = None,
@@ -336,6 +360,8 @@ def open(
     size: int | tuple[int, int] | None = None,
     fit: Fit = "resize",
     max_pixels: int = MAX_PIXELS,
+    max_member_bytes: int | str = MAX_MEMBER_BYTES,
+    max_expansion: int = MAX_EXPANSION,
     decoders: Decoders | None = None,
 ) -> Dataset:
     """Open files, or folders such as ``x.zarr``, as one dataset: a path, a pattern such as ``"betas_session*.hdf5"`` or
@@ -347,8 +373,9 @@ def open(
     fields:          the fields to read; all by default
     row_axis:        the axis of HDF5 and Zarr arrays along which samples lie; a dict where fields differ
     max_open_files:  data files held open at once, by all threads together; 0 opens a file for each request
-    allow_fill:      True takes the fill value where a file was never written, False refuses it; None does as the
-                     format has it: HDF5 refuses, Zarr takes. What was filled is counted in ``Loader.stats``
+    allow_fill:      take the fill value for chunks that were never written, and count them in ``Loader.stats``; they
+                     are an error otherwise, for a lost one looks the same
+    allow_external:  folders that an HDF5 file may take data from besides its own: virtual datasets, external storage
     swmr:            read HDF5 files that are still being written, as long as they are now; see ``Dataset.refresh``
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where tables of many chunks are kept between runs: a folder, False for nowhere, None for the
@@ -362,6 +389,8 @@ def open(
     size:            bring pictures of any size to this one: (height, width), or one number for both
     fit:             how: "resize" stretches, "cover" scales and cuts off what stands out, "crop" cuts out the middle
     max_pixels:      pictures that declare more are refused before they are decoded
+    max_member_bytes:  files of an archive, of a folder or in a database that have more are refused before they are read
+    max_expansion:   compressed files that expand to more than so many times their size are refused
     decoders:        your own by extension or field, where samples are files: ``{"pfm": read_pfm}``, a function of the
                      bytes. What makes arrays of one shape gives arrays, anything else lists. Or by name: "bytes",
                      "text", "json", "array" (npy of any shape) or "arrays" (npz), which give lists. Or what plain
@@ -376,12 +405,23 @@ def open(
     options = OpenOptions(
         None if fields is None else tuple(fields),
         allow_fill,
-        remote_files(cache_dir, cache_bytes, remote, max_open_files, None if manifest is None else load(manifest)),
+        remote_files(
+            cache_dir,
+            cache_bytes,
+            remote,
+            max_open=max_open_files,
+            manifest=None if manifest is None else load(manifest),
+            max_expansion=max_expansion,
+        ),
         row_axis,
         swmr,
         on_error,
         folder,
-        _wanted(size, fit, max_pixels, decoders),
+        tuple(os.fspath(each) for each in allow_external),
+        replace(
+            _wanted(size, fit, max_pixels, decoders),
+            max_member_bytes=parse_size(max_member_bytes, argument="max_member_bytes"),
+        ),
     )
     return _Opened(path if isinstance(path, str | os.PathLike) else tuple(path), options)
 
@@ -442,28 +482,38 @@ class Keys(Sequence[str]):
         return row
 
 
+def _open_store(path: str, options: OpenOptions) -> Store:
+    def opened() -> Store:
+        found = format_of(path, options.files)
+        if not found.reads_itself:
+            options.files.compare_whole(path)
+        return found.open(path, options)
+
+    return steadily(path, opened)
+
+
 class _Opened(Dataset):
     """A dataset as ``open`` gave it, which knows how to open itself again."""
 
     def __init__(self, path: Path | Sequence[Path], options: OpenOptions) -> None:
         self._path, self._options = path, options
         left_out: list[DataError | SourceError] = []
-        paths = paths_of(path, options.files, left_out if options.on_error == "skip" else None)
+        paths = paths_of(path, options.files, left_out)
+        asked_for = len(paths) + len(left_out)
         files = options.files
-        if files.manifest is not None and is_remote(paths[0]):
+        if files.manifest is not None and paths and is_remote(paths[0]):
             files.manifest = files.manifest.of_addresses(paths)
         stores = []
         for each in paths:
             try:
-                found = format_of(each, files)
-                if not found.reads_itself:
-                    files.compare_whole(each)
-                stores.append(found.open(each, options))
+                stores.append(_open_store(each, options))
                 left_out += getattr(stores[-1], "left_out", ())  # files of a folder
             except (DataError, SourceError) as error:
-                if options.on_error == "raise":
-                    raise
                 left_out.append(error)
+                if options.on_error == "raise" and isinstance(error, SourceError):
+                    break  # whoever asks again waits again
+        if left_out and options.on_error == "raise":
+            raise _refusal(left_out, asked_for)
         if not stores:
             raise ConfigError(f"no file could be opened, of {len(left_out)}: the first said: {left_out[0]}")
         store = stores[0] if len(stores) == 1 else Concat(stores)
@@ -497,7 +547,7 @@ def _wanted(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> 
         raise ConfigError(f"fit={fit!r}: expected one of {', '.join(map(repr, get_args(Fit)))}")
     wanted_size = None if sides is None else (sides[0], sides[1])
     own = {name.lstrip("."): decoder_of(each) for name, each in (decoders or {}).items()}
-    return Wanted(wanted_size, fit, max_pixels, own)
+    return Wanted(wanted_size, fit, max_pixels, decoders=own)
 
 
 def check_on_error(on_error: str) -> None:
@@ -551,6 +601,23 @@ def _join_rows(label: str, dataset: Dataset, rows: Any) -> np.ndarray:
         raise type(error)(f"join: {label}: {error}") from None
 
 
+# So many of the files that cannot be opened are named.
+NAMED_FAILURES = 10
+
+
+def _refusal(errors: Sequence[DataError | SourceError], files: int) -> DataError | SourceError:
+    """One error for all files that cannot be opened: of the first one's kind, which begins it."""
+    first, *others = errors
+    if not others:
+        return first
+    told = "; ".join(f"{error!s:.200}" for error in others[: NAMED_FAILURES - 1])
+    more = f"; and {len(errors) - NAMED_FAILURES} more" if len(errors) > NAMED_FAILURES else ""
+    return type(first)(
+        f'{first}. {len(errors)} of {files} files cannot be opened (on_error="skip" leaves them out); the others: '
+        f"{told}{more}"
+    )
+
+
 def paths_of(
     path: Path | Iterable[Path], files: Files, left_out: list[DataError | SourceError] | None = None
 ) -> list[str]:
@@ -559,7 +626,7 @@ def paths_of(
         found = []
         for one in path:
             try:
-                found += paths_of(one, files)
+                found += paths_of(one, files, left_out)
             except Missing as error:
                 if left_out is None:
                     raise
@@ -581,6 +648,7 @@ def paths_of(
         return [name]
     if "{" in name and (expanded := _expanded(name)) != [name]:
         return paths_of(expanded, files, left_out)
+    check_scheme(name)
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)

@@ -201,6 +201,8 @@ class Chunks(Array):
     """What would let each row be read by itself."""
     evidence: tuple[int, ...] = ()
     """Sizes of some of its files, where it is not known what all take."""
+    fill_told: str = ""
+    """The fill value in words, also where to take it is an error."""
 
     @property
     def home(self) -> str:
@@ -288,10 +290,13 @@ class Members(Array):
     pattern: str = ""
     """What a member is called, with ``*`` for its sample; the sample and the field, joined by a dot, if empty."""
     layout: str = "members of an archive"
+    max_bytes: int = 2**62
+    """Members of more are refused."""
 
     @cached_property
     def longest(self) -> int:
-        return int(self.lengths.max(initial=0))
+        """Bytes of the longest that is read."""
+        return min(int(self.lengths.max(initial=0)), self.max_bytes)
 
     @cached_property
     def spec(self) -> FieldSpec:

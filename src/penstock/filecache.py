@@ -11,7 +11,9 @@ Rules:
    unfinished is removed by the next.
 3. Room is made before it is used, by removing what was not read for longest; never what is being read, which is
    locked, and never a file that is not named as above.
-4. Waiting ends: when the one that fetches has not written for ``patience_s``, or there has been no room for so long.
+4. The folder and what is in it are the user's own, or root's: whoever else could write there could choose the data.
+   Folders are made 0700 and files 0600, and no link is followed.
+5. Waiting ends: when the one that fetches has not written for ``patience_s``, or there has been no room for so long.
 """
 
 import errno
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from penstock import locks, stopping
+from penstock import locks, owners, stopping
 from penstock.errors import ConfigError, LimitExceeded, SourceError, Unavailable, Unsafe
 from penstock.extents import FileId
 from penstock.sizes import format_size
@@ -61,13 +63,20 @@ class FileCache:
         """Only where it is used: many programs name a cache and then read local files."""
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
-            mode = os.stat(self.folder).st_mode
+            about = os.stat(self.folder)
         except OSError as error:
             raise ConfigError(f"cache_dir={self.folder!r}: cannot be used ({error.strerror})") from error
-        if os.name == "posix" and mode & stat.S_IWOTH:
+        if os.name != "posix":
+            return
+        if about.st_mode & stat.S_IWOTH:
             raise ConfigError(
                 f"cache_dir={self.folder!r}: anybody may write there, and so put other data in a file's place; use a "
                 f"folder of your own, or chmod o-w"
+            )
+        if not owners.is_trusted(about):
+            raise ConfigError(
+                f"cache_dir={self.folder!r}: its owner is another user (uid {about.st_uid}, not {os.geteuid()}), who "
+                f"could put other data in a file's place; use a folder of your own"
             )
 
     @contextmanager
@@ -123,6 +132,11 @@ class FileCache:
             if not locks.try_lock(descriptor, shared=True) or not _is_at(path, found):
                 os.close(descriptor)  # it is being removed this moment
                 return None
+            if not owners.is_trusted(found):
+                raise Unsafe(
+                    f"{path}: the copy of {file.path} was put there by another user (uid {found.st_uid}); remove it, "
+                    f"and use a cache_dir that nobody else may write to"
+                )
             if not stat.S_ISREG(found.st_mode):
                 raise Unsafe(f"{path}: is not a file that this cache wrote; remove it")
             if found.st_size != file.size:  # cut short or written to since: not a copy any more

@@ -17,7 +17,9 @@ Rules:
 """
 
 import ctypes
+import errno
 import hashlib
+import io
 import mmap
 import os
 import sys
@@ -26,19 +28,21 @@ import time
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from penstock import packing, tally
+from penstock import packing, stopping, tally
 from penstock.errors import CacheIsFull, Changed, ConfigError, Corrupt, LimitExceeded, Missing, Truncated, Unavailable
 from penstock.extents import FileId
 from penstock.filecache import PATIENCE_S, CacheFull, FileCache
+from penstock.machine import descriptor_limit
 from penstock.manifest import PIECE_BYTES, Digests, Manifest, Span, copies_bytes, digest, of_copy
 from penstock.memory import aligned, borrow
+from penstock.packing import MAX_EXPANSION
 from penstock.sizes import KiB, MiB, parse_size
 from penstock.urls import is_remote
 
@@ -47,6 +51,10 @@ if TYPE_CHECKING:  # what speaks to servers takes a while to import, and is impo
 
 # Enough for a handle a session and a thread, far below any system's limit of 256 (macOS) or 1024 (Linux).
 MAX_OPEN_FILES = 64
+
+# A read that the system failed to do (EIO) may go well a moment later: a disk that was asleep, a mount that reconnects.
+TRIES = 3
+AGAIN_AFTER_S = 0.05
 
 # How long a look at a file's size and time holds good. Looking costs microseconds, and a switch of threads.
 CHECK_EVERY_S = 0.02
@@ -82,11 +90,73 @@ def identify(path: str, *, growing: bool = False) -> FileId:
 
 
 def _beginning(path: str, count: int) -> bytes:
+    with open_steady(path) as file:
+        return file.read(count)
+
+
+def open_steady(path: str) -> io.BufferedReader:
+    """A file for a parser, read from beginning to end. What cannot be read is no ``OSError``, which parsers swallow."""
     try:
-        with open(path, "rb") as file:
-            return file.read(count)
+        return io.BufferedReader(_Steady(path, "rb"), BUFFER_BYTES)
     except OSError as error:
-        raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
+        raise Unavailable(f"{path}: cannot be opened ({_words(error)})") from error
+
+
+class _Steady(io.FileIO):
+    def readinto(self, view: Any) -> int:
+        return _tried(
+            lambda: io.FileIO.readinto(self, view) or 0,
+            lambda: f"{self.name}: reading {len(view):,} bytes at offset {self.tell():,}",
+        )
+
+    read, readall = io.RawIOBase.read, io.RawIOBase.readall  # type: ignore[assignment]  # which call it
+
+
+_T = TypeVar("_T")
+
+
+def _tried(read: Callable[[], _T], told: Callable[[], str]) -> _T:
+    """Do a read, again where the system failed; a short one goes on elsewhere."""
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno != errno.EIO or not left:
+                times = f" {TRIES} times" if error.errno == errno.EIO else ""
+                raise Unavailable(f"{told()} failed{times}: {_words(error)}") from error
+        stopping.sleep(AGAIN_AFTER_S)
+    raise AssertionError
+
+
+def steadily(path: str, read: Callable[[], _T]) -> _T:
+    """Let a library read a file, again where the system failed under it."""
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            return read()
+        except Exception as error:
+            if isinstance(error, Unavailable) or not _system_failed(error):
+                raise
+            words = " ".join(str(error).split())[:300]
+        if left:
+            stopping.sleep(AGAIN_AFTER_S)
+    # Not as a consequence of the library's error, whose traceback may hold its files open.
+    raise Unavailable(f"{path}: reading failed {TRIES} times: {os.strerror(errno.EIO)} (errno {errno.EIO}): {words}")
+
+
+def _system_failed(error: BaseException | None) -> bool:
+    """Whether that is what is behind it; HDF5 tells in words."""
+    while error is not None:
+        if getattr(error, "errno", None) == errno.EIO or f"errno = {errno.EIO}," in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _words(error: OSError) -> str:
+    way_out = ""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        way_out = ". Raise the limit of open files (ulimit -n), or lower max_open_files="
+    return f"{error.strerror} (errno {error.errno}){way_out}"
 
 
 NOT_SEEN = -1
@@ -120,12 +190,15 @@ class Files:
         cache: FileCache | None = None,
         known: "Mapping[str, Head] | None" = None,
         manifest: Manifest | None = None,
+        max_expansion: int = MAX_EXPANSION,
     ) -> None:
         if not isinstance(max_open, int) or max_open < 0:
             raise ConfigError(
                 f"max_open_files={max_open!r}: expected a whole number, 0 (open for each request) or more"
             )
-        self.max_open = max_open
+        if not isinstance(max_expansion, int) or max_expansion < 1:
+            raise ConfigError(f"max_expansion={max_expansion!r}: expected a whole number, 1 or more")
+        self.max_open, self.max_expansion = max_open, max_expansion
         self._remote, self.cache, self.manifest = remote, cache, manifest
         self._known: dict[str, Head] = dict(known or {})
         """Files on other machines, as they were when they were identified last."""
@@ -140,10 +213,11 @@ class Files:
     def _reset(self) -> None:
         self._open: OrderedDict[tuple[FileId, bool], Handle] = OrderedDict()
         self._passing: set[Handle] = set()  # open for one loan
+        self._most = min(self.max_open or MAX_OPEN_FILES, max(1, descriptor_limit() // 2))  # others need some too
         self._changed = threading.Condition()
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.max_open, self._remote, self.cache, self._known, self.manifest)
+        return type(self), (self.max_open, self._remote, self.cache, self._known, self.manifest, self.max_expansion)
 
     @property
     def remote(self) -> "Remote":
@@ -400,10 +474,10 @@ class Files:
         """What a compressed file holds, here or on another machine."""
         if is_remote(file.path):
             with self.remote.body(file.path) as body:
-                yield from packing.pieces(body, file.path, FETCH_BYTES)
+                yield from packing.pieces(body, file.path, FETCH_BYTES, self.max_expansion)
         else:
             with open(file.path, "rb", buffering=BUFFER_BYTES) as source:
-                yield from packing.pieces(source, file.path, FETCH_BYTES)
+                yield from packing.pieces(source, file.path, FETCH_BYTES, self.max_expansion)
 
     def close(self) -> None:
         """Close the descriptors that are not lent right now; the files can be lent again afterwards.
@@ -419,6 +493,19 @@ class Files:
             self._remote.close()
 
     def _take(self, file: FileId, mapped: bool) -> "Handle":
+        """A handle that counts as lent. Where the process has no more descriptors, idle ones are closed first."""
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                return self._take_once(file, mapped)
+            except Unavailable as error:
+                if not left or not _out_of_descriptors(error):
+                    raise
+            for each in list(_EVERY_FILES):
+                each.close()
+            stopping.sleep(AGAIN_AFTER_S)
+        raise AssertionError
+
+    def _take_once(self, file: FileId, mapped: bool) -> "Handle":
         with self._changed:
             while (handle := self._open.get((file, mapped))) is None:
                 if self._has_room():
@@ -438,7 +525,7 @@ class Files:
 
     def _has_room(self) -> bool:
         """Whether one more may be open; if not, one that is idle is closed, or what has changed is waited for."""
-        if len(self._open) + len(self._passing) < (self.max_open or MAX_OPEN_FILES):
+        if len(self._open) + len(self._passing) < self._most:
             return True
         idle = next((key for key, handle in self._open.items() if handle.users == 0), None)
         if idle:
@@ -527,6 +614,7 @@ def remote_files(
     options: "RemoteOptions | None",
     max_open: int = MAX_OPEN_FILES,
     manifest: Manifest | None = None,
+    max_expansion: int = MAX_EXPANSION,
 ) -> Files:
     """Files that may lie on other machines, as the caller of ``open`` wants them read."""
     remote, patience_s = None, PATIENCE_S
@@ -537,9 +625,10 @@ def remote_files(
     if cache_dir is None:
         if cache_bytes is not None:
             raise ConfigError(f"cache_bytes={cache_bytes!r} without cache_dir=: name the folder that it limits")
-        return Files(max_open, remote, manifest=manifest)
+        return Files(max_open, remote, manifest=manifest, max_expansion=max_expansion)
     limit = None if cache_bytes is None else parse_size(cache_bytes, argument="cache_bytes")
-    return Files(max_open, remote, FileCache(os.fspath(cache_dir), limit, patience_s), manifest=manifest)
+    cache = FileCache(os.fspath(cache_dir), limit, patience_s)
+    return Files(max_open, remote, cache, manifest=manifest, max_expansion=max_expansion)
 
 
 class Handle:
@@ -565,7 +654,7 @@ class Handle:
                 f"dataset again without it"
             ) from None
         except OSError as error:
-            raise Unavailable(f"{file.path}: cannot be opened ({error.strerror})") from error
+            raise Unavailable(f"{file.path}: cannot be opened ({_words(error)})") from error
         if manifest is not None:
             manifest.check_size(file.path, file.size)
         if mapped:  # a mapping needs no descriptor any more
@@ -599,6 +688,7 @@ class Handle:
         mine, began = tally.mine(), time.perf_counter()
         wanted = sum(map(len, views))
         mine.bytes_read += wanted
+        tally.note(self.file.path, (offset,), wanted)
         if self.manifest is not None:
             self.compare(offset, wanted)
         self.fill(offset, views)
@@ -632,17 +722,17 @@ class Handle:
             done += got
 
     def _read_some(self, views: list[memoryview], offset: int) -> int:
-        try:
-            if _PREADV:
-                return os.preadv(self.descriptor, views, offset)
-            with self._seek:
-                os.lseek(self.descriptor, offset, os.SEEK_SET)
-                return _readinto(self.descriptor, views[0])
-        except OSError as error:
-            raise Unavailable(
-                f"{self.file.path}: reading {sum(map(len, views)):,} bytes at offset {offset:,} failed: "
-                f"{error.strerror} (errno {error.errno})"
-            ) from error
+        return _tried(
+            lambda: self._read_once(views, offset),
+            lambda: f"{self.file.path}: reading {sum(map(len, views)):,} bytes at offset {offset:,}",
+        )
+
+    def _read_once(self, views: list[memoryview], offset: int) -> int:
+        if _PREADV:
+            return os.preadv(self.descriptor, views, offset)
+        with self._seek:
+            os.lseek(self.descriptor, offset, os.SEEK_SET)
+            return _readinto(self.descriptor, views[0])
 
     def close(self) -> None:
         self.bytes = np.empty(0, np.uint8)  # the mapping goes with its last view
@@ -671,7 +761,7 @@ class PassingHandle(Handle):
             self.check_may_be_absent()
             return
         except OSError as error:
-            raise Unavailable(f"{path}: cannot be opened ({error.strerror})") from error
+            raise Unavailable(f"{path}: cannot be opened ({_words(error)})") from error
         self.file = FileId(path, found.st_size, found.st_mtime_ns, found.st_ino)
         if self.manifest is not None:
             self.manifest.check_size(path, found.st_size)
@@ -783,6 +873,10 @@ class BodyHandle(Handle):
 
     def close(self) -> None:
         """The lender's to do."""
+
+
+def _out_of_descriptors(error: Unavailable) -> bool:
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def _check_inside(file: FileId, offset: int, views: list[memoryview]) -> None:

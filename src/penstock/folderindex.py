@@ -10,6 +10,7 @@ Rules:
 5. A list is columns and one buffer of names: a million files take some 70 MB, or none where it is saved and mapped.
 """
 
+import errno
 import os
 import stat
 from array import array
@@ -141,7 +142,7 @@ class _Walk:
 
     def _file(self, entry: "os.DirEntry[str]", name: str) -> None:
         wanted = self.is_wanted(_ending(entry.name))
-        if entry.is_symlink() and (wanted or entry.is_dir()) and not self._leads_inside(entry):
+        if entry.is_symlink() and (wanted or os.path.isdir(entry.path)) and not self._leads_inside(entry):
             return
         if not wanted:
             self.passed_over += 1
@@ -153,6 +154,11 @@ class _Walk:
         if not stat.S_ISREG(about.st_mode):  # a pipe would wait for its writer
             self.passed_over += 1
             return
+        if not os.access(entry.path, os.R_OK):  # better now than in the middle of an epoch
+            raise Unavailable(
+                f"{entry.path}: cannot be read ({os.strerror(errno.EACCES)}, errno {errno.EACCES}); check who may read "
+                f"it, or move it elsewhere"
+            )
         self.names += os.fsencode(name)
         self.ends.append(len(self.names))
         self.sizes.append(about.st_size)
@@ -217,7 +223,7 @@ def find_any(root: str, is_wanted: Callable[[str], bool], depth: int = 2, looked
             entries = [entry for entry, _ in zip(found, range(looked_at), strict=False) if entry.name[0] != "."]
     except OSError:
         return False
-    if any(is_wanted(_ending(entry.name)) and entry.is_file() for entry in entries):
+    if any(is_wanted(_ending(entry.name)) and os.path.isfile(entry.path) for entry in entries):
         return True
     inner = [entry.path for entry in entries if depth and entry.is_dir(follow_symlinks=False)]
     return any(find_any(path, is_wanted, depth - 1, looked_at) for path in inner[:10])

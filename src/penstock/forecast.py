@@ -136,6 +136,7 @@ class Forecast:
         window = f", of which a window fills {plan.window_batches}" if plan.window_rows else ""
         told["batches"] = each + window + (", pinned" if self.pinned else "")
         told["reading"] = f"scratch of {plan.threads} thread{'' if plan.threads == 1 else 's'}"
+        told["spare"] = f"that of up to {plan.spare_threads} more, should files be slow"
         return [(holder, bytes_, told.get(holder, "")) for holder, bytes_ in plan.holders.items()]
 
     def _epoch(self) -> list[str]:
@@ -193,7 +194,7 @@ def _of_loader(ds: Dataset, loader: Loader, options: Mapping[str, Any], habits: 
     seconds = trial.epoch_seconds(samples, read_bytes) if trial else None
     stored = sum(path.stored_bytes / max(1, path.rows) for path in paths) or contents.sample_bytes
     job = Job(loader.plan.batch_rows * contents.sample_bytes, stored, len(ds))
-    ample = make_plan(replace(loader.request, limit_bytes=UNBOUNDED)).planned_bytes
+    ample = make_plan(replace(loader.request, limit_bytes=UNBOUNDED, most_threads=0)).planned_bytes
     return Forecast(
         contents, loader.plan, ample, loader.is_pinned, loader.deal.world_size, read_bytes, seconds,
         rivals(job, habits), _advice(contents, loader.plan, ample, paths, seconds),

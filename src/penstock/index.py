@@ -1,11 +1,10 @@
 """Chunk tables kept on disk, so that a file of many chunks is walked through once and not at every start."""
 
 import os
-import threading
 
 import numpy as np
 
-from penstock import savedcolumns
+from penstock import forks, savedcolumns
 from penstock.extents import ChunkTable, FileId, KnownTable
 from penstock.savedcolumns import Saved
 
@@ -68,7 +67,7 @@ class SavedTable:
         if "offsets" not in saved.names or ("lengths" in saved.names) != (header["length"] is None):
             raise ValueError("columns of something else")
         self._known: KnownTable | None = None
-        self._mapping = threading.Lock()
+        self._mapping = forks.Lock()
 
     folder = ""
     index_bytes = 0  # mapped: the system may drop it at any time

@@ -4,21 +4,24 @@ A loader is at a position: an epoch, and how many of its samples were delivered 
 follows from that and the arguments, so a saved position is two numbers (and what they must be checked against).
 """
 
+import os
 import time
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from penstock import interrupts
 from penstock.combine import choose_fields
 from penstock.dataset import Dataset, OnError, check_on_error
 from penstock.deal import Deal, Tail
 from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.face import Face, HandOver, make_face
+from penstock.finite import Nan
 from penstock.inspection import advice, codecs, read_paths, unchecked
 from penstock.machine import cores, free_bytes, held_bytes
 from penstock.order import BlockShuffled, InBlocks, InOrder, InWindows, Order, Repeated, Shuffled, check_seed
@@ -30,7 +33,8 @@ from penstock.sizes import MiB, format_size, parse_size
 from penstock.slots import Slots
 from penstock.spec import Origin, row_bytes
 from penstock.stats import LeftOut, Meter, Stats
-from penstock.store import Store, shared_index
+from penstock.store import Store, shared_index, told_rows
+from penstock.tuning import Counts, Tuner
 
 INDEX, URL, KEY = "__index__", "__url__", "__key__"
 IDENTITY = (INDEX, URL, KEY)
@@ -45,8 +49,14 @@ WINDOW_BYTES = 256 * MiB
 # With no budget given, a quarter of what is free leaves room for the model and for a second loader.
 DEFAULT_SHARE = 4
 
+# How long the next epoch waits for reads of the last that are still under way, before it takes other slots.
+SLOTS_BACK_WITHIN_S = 10.0
+
 # Threads that wait for a network: at 40 ms a request, 16 of them ask 400 times a second.
 FAR_THREADS = 16
+
+# So many times the threads of the beginning may be tried where files turn out to be slow.
+MOST_TIMES = 8
 
 
 class Loader:
@@ -58,7 +68,8 @@ class Loader:
                  mixed in windows, so that each is read once), or an ``Order`` of your own
     seed:        decides the shuffled order, together with the epoch
     memory:      the most the loader may hold, as ``"2GiB"`` or bytes; None takes a quarter of what is free
-    threads:     reader threads at most; "auto" takes one a core, or 16 where files are read over the network
+    threads:     reader threads at most; "auto" begins with one a core, or 16 where files are read over the network, and
+                 tries more where it is files that are waited for
     columns:     fields of a batch, in this order, as a tuple; None gives dicts of all. ``"__index__"``, ``"__url__"``
                  and ``"__key__"`` name each sample: its row, file, and place in the file
     window:      where rows come in blocks: how much is mixed together, in rows or as a size ("512MiB" as stored)
@@ -66,6 +77,9 @@ class Loader:
                  counted and listed in ``stats()``; a batch of which nothing is left is left out where there is one
                  rank, and comes empty where there are several, which must take the same steps
     max_errors:  with "skip": raise after so many in an epoch
+    nan:         values that are NaN or infinite: "pass" does not look for them; "count" does, and ``stats()`` has how
+                 many each field had; "raise" takes such a sample for one that cannot be read. Looking takes about as
+                 long as copying the values
     drop_last:   leave out the last, smaller batch
     tail:        where fewer samples remain than ranks: "pad" repeats some, "drop" leaves them out
     rank, world_size:  this process's share; taken from torch.distributed where it is in use
@@ -87,6 +101,7 @@ class Loader:
         window: int | str | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        nan: Nan = "pass",
         drop_last: bool = False,
         tail: Tail = "pad",
         rank: int | None = None,
@@ -98,7 +113,9 @@ class Loader:
         self._face = make_face(output, device)
         self.held_before = held_bytes()
         check_on_error(on_error)
-        self.on_error, self.max_errors = on_error, max_errors
+        if nan not in get_args(Nan):
+            raise ConfigError(f'nan={nan!r}: expected "pass", "count" or "raise"')
+        self.on_error, self.max_errors, self.nan = on_error, max_errors, nan
         self._order = order_of(ds, shuffle, seed, window)
         self.deal = Deal(len(self._order), batch_size, *_place(self._face, rank, world_size), drop_last, tail)
         self._columns, self._axes = _check_columns(ds, columns), ds.axes
@@ -108,7 +125,7 @@ class Loader:
             fields=self._store.fields,
             batch_rows=min(batch_size, len(self._order)),
             steps=self.deal.steps,
-            threads=_threads(threads, far=any(path.far for path in read_paths(self._store))),
+            **_threads(threads, far=any(path.far for path in read_paths(self._store))),
             limit_bytes=limit,
             scratch_bytes=self._store.scratch_bytes,
             index_bytes=self._store.index_bytes,
@@ -126,6 +143,10 @@ class Loader:
         self._slots: Slots | None = None
         self._position = _Position(epoch=0, samples=0, begun=False)
         self._iteration: weakref.ref[Iteration] = lambda: None  # type: ignore[assignment]
+        self._team: Team | None = None
+        self._readers: Readers | None = None
+        self._process = os.getpid()
+        self._tuner = Tuner(self.plan.threads, self.plan.threads + self.plan.spare_threads)
         self._codecs = codecs(read_paths(self._store))
         self._unchecked = unchecked(read_paths(self._store))
         self._files_left_out = [str(why) for why in ds.left_out]
@@ -140,11 +161,14 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on from a loaded position. An iteration still under way ends."""
         self._end_iteration("a newer iteration of this loader began; a loader feeds one loop at a time")
+        if self._team is not None:
+            self._team.wait(SLOTS_BACK_WITHIN_S)
         at = self._position
         if at.begun:
             at = _Position(at.epoch + 1, 0, begun=False)
-        team = Team(self.plan.threads)
+        self._team = team = Team(self._tuner.threads)
         iteration = self.begin(at.epoch, at.samples, team)
+        iteration.tune(self._tuner, team)
         self._iteration = weakref.ref(iteration)
         if self._shows:
             account = self._account
@@ -154,10 +178,17 @@ class Loader:
 
     def begin(self, epoch: int, samples: int, team: Team, wanted_at: Callable[[int], float] = float) -> "Iteration":
         """An epoch from a position on, to be read by a team that may read for others too."""
+        self._leave_to_the_parent()
         self._position = _Position(epoch, samples, begun=True)
+        if self._slots is not None and self._readers is not None:
+            if self._readers.gone:
+                self._slots.reclaim()
+            else:
+                self._slots.close()  # a read that does not return may still write to them
+                self._slots = None
         if self._slots is None:
             self._slots = Slots(self._store.fields, self.plan.batch_rows, self.plan.slots, self._face.pin)
-        readers = Readers(
+        self._readers = readers = Readers(
             self._store,
             Epoch(epoch, self._order, replace(self.deal, start=samples)),
             self.plan,
@@ -165,6 +196,7 @@ class Loader:
             team,
             wanted_at=wanted_at,
             skip=self.on_error == "skip",
+            nan=self.nan,
         )
         self._account = self._new_account(epoch, readers.times)
         return Iteration(self, readers, self._face, self._account.meter)
@@ -226,6 +258,12 @@ class Loader:
         """Where a sample comes from."""
         return self._store.origin(row)
 
+    def _leave_to_the_parent(self) -> None:
+        """In a forked child: its parent's threads are not here, nor ever let go of the slots that they hold."""
+        if self._process != os.getpid():
+            self._process, self._team, self._readers, self._slots = os.getpid(), None, None, None
+            self._iteration = lambda: None  # type: ignore[assignment]
+
     def _new_account(self, epoch: int, times: ReaderTimes) -> "_Account":
         return _Account(
             epoch, self.plan, Meter(self.held_before), times, self._slots, self._files_left_out, self.request.threads,
@@ -239,6 +277,7 @@ class Loader:
         return [place.url if column == URL else place.key for place in places]
 
     def _end_iteration(self, why: str) -> None:
+        self._leave_to_the_parent()
         iteration = self._iteration()
         if iteration is not None:
             iteration.end(why)
@@ -279,7 +318,7 @@ class _Account:
             waited_for_data=meter.waited,
             readers_busy=self.times.reading,
             readers_waited=self.times.waiting_for_slots,
-            threads=self.plan.threads,
+            threads=self.times.threads or self.plan.threads,
             short_of_slots=self.plan.slots < self.plan.slots_wanted,
             peak_bytes=meter.peak_bytes,
             planned_bytes=self.plan.planned_bytes,
@@ -288,6 +327,7 @@ class _Account:
             bytes_read=self.times.counted.bytes_read,
             chunks_read=self.times.counted.chunks_read,
             chunks_filled=self.times.counted.chunks_filled,
+            not_finite=dict(meter.not_finite),
             left_out=tuple(meter.left_out),
             left_out_samples=meter.left_out_samples,
             files_left_out=self.files_left_out,
@@ -313,7 +353,9 @@ class Iteration:
         self._row_bytes = row_bytes(readers.store.fields)
         self._why_ended = ""
         self._bar: Bar | None = None
-        self._shut_down = weakref.finalize(self, _shut_down, readers, face)
+        self._tuning: tuple[Tuner, Team] | None = None
+        self._process = os.getpid()
+        self._left_alone = weakref.finalize(self, interrupts.heard, _shut_down, readers, face, self._process)
 
     def __iter__(self) -> "Iteration":
         return self
@@ -342,7 +384,12 @@ class Iteration:
         """The next batch, and how many samples it has."""
         if self._why_ended:
             raise StateMismatch(self._why_ended)
-        if self._next_delivery >= self._steps or not self._shut_down.alive:
+        if self._process != os.getpid():
+            raise ConfigError(
+                f"this iteration began in process {self._process}, whose threads a forked child has not got. Begin one "
+                f"here: iter(loader), after loader.load_state_dict(…) if it should go on from there; or fork before"
+            )
+        if self._next_delivery >= self._steps or not self._left_alone.alive:
             self._shut_down()
             self._stop_showing(whole=self._next_delivery >= self._steps)
             raise StopIteration
@@ -362,9 +409,27 @@ class Iteration:
         self._next_delivery += 1
         self._loader.delivered(self.position)
         self._meter.count(len(rows), len(rows) * self._row_bytes, time.perf_counter() - began)
+        self._tune()
         if self._bar is not None:
             self._bar.add(1)
         return batch, len(rows)
+
+    def tune(self, tuner: Tuner, team: Team) -> None:
+        """Let the number of threads follow what is measured."""
+        self._tuning = tuner, team
+        tuner.begin()
+        self._readers.times.threads = tuner.threads
+
+    def _tune(self) -> None:
+        if self._tuning is None:
+            return
+        tuner, team = self._tuning
+        meter, times = self._meter, self._readers.times
+        if tuner.look(Counts(meter.samples, meter.waited, times.reading, times.computing)):
+            team.resize(tuner.threads)
+            times.threads = tuner.threads
+        if tuner.settled:
+            self._tuning = None
 
     def show(self, bar: Bar) -> None:
         """Say on this how far it is."""
@@ -394,11 +459,15 @@ class Iteration:
 
     def end(self, why: str) -> None:
         """End now; whoever asks for another batch is told why."""
-        if self._shut_down.alive:
+        if self._left_alone.alive:
             self._why_ended = why
             self._started.clear()
             self._shut_down()
             self._stop_showing(whole=False)
+
+    def _shut_down(self) -> None:
+        if self._left_alone.detach():
+            _shut_down(self._readers, self._face, self._process)
 
     def _start(self, *, wait: bool) -> bool:
         """Begin to deliver the next batch, if there is one and it is ready or worth waiting for."""
@@ -410,11 +479,14 @@ class Iteration:
             return False
         if batch.error is not None:
             readers.slots.give_back(batch.slot)
-            batch.error.add_note(f"while reading batch {batch.step} of epoch {readers.epoch.number}")
+            batch.error.add_note(
+                f"while reading batch {batch.step} of epoch {readers.epoch.number}, rows {told_rows(batch.rows)}"
+            )
             raise batch.error
         arrays, rows = readers.slots.lend(batch.slot, len(batch.rows)), batch.rows
         if batch.left_out:
             arrays, rows = self._without(batch, arrays)
+        self._meter.not_finite.update(batch.not_finite)
         self._started.append((self._face.start(arrays), rows))
         self._next_start += 1
         return True
@@ -450,9 +522,10 @@ class Iteration:
             )
 
 
-def _shut_down(readers: Readers, face: Face) -> None:
-    face.finish()
-    readers.stop()
+def _shut_down(readers: Readers, face: Face, process: int) -> None:
+    if process == os.getpid():
+        face.finish()
+        readers.stop()
 
 
 def order_of(ds: Dataset, shuffle: bool | Order, seed: int, window: int | str | None) -> Order:
@@ -543,12 +616,14 @@ def memory_limit(memory: int | str | None) -> tuple[int, str]:
     return free // DEFAULT_SHARE, f"a quarter of the {format_size(free)} that are free"
 
 
-def _threads(threads: int | Literal["auto"], *, far: bool) -> int:
+def _threads(threads: int | Literal["auto"], *, far: bool) -> dict[str, Any]:
+    """With how many to begin, and how many may be tried."""
     if threads == "auto":
-        return max(cores(), FAR_THREADS) if far else cores()
+        first = max(cores(), FAR_THREADS) if far else cores()
+        return {"threads": first, "most_threads": first * MOST_TIMES}
     if not isinstance(threads, int) or threads < 1:
         raise ConfigError(f'threads={threads!r}: expected "auto" or a whole number, at least 1')
-    return threads
+    return {"threads": threads}
 
 
 def _checked_state(state: Mapping[str, Any], identity: Mapping[str, Any], length: int) -> _Position:

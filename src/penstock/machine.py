@@ -4,12 +4,20 @@ import os
 import sys
 from pathlib import Path
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 from penstock.sizes import KiB, MiB
 
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 # Where neither /proc nor sysconf says how much memory there is, promise little.
 UNKNOWN_FREE_BYTES = 4096 * MiB
+
+# Windows lets a program have some 8,000.
+UNKNOWN_DESCRIPTORS = 4096
 
 
 def held_bytes(pid: int | str = "self") -> int:
@@ -58,6 +66,14 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def descriptor_limit() -> int:
+    """How many files this process may have open."""
+    if resource is None:
+        return UNKNOWN_DESCRIPTORS
+    limit = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return UNKNOWN_DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
 
 
 _CGROUP_FILES = (

@@ -12,7 +12,7 @@ from penstock.errors import PenstockError, SchemaMismatch, TransformFailed
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Fields, FieldSpec, row_bytes
-from penstock.store import Out, Store, digest
+from penstock.store import Out, Store, digest, told_rows
 from penstock.wrap import Wrapper
 
 Transform = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
@@ -52,7 +52,13 @@ class Mapped(Wrapper):
             return
         size = sum(aligned(len(rows) * spec.row_bytes) for spec in self.store.fields.values() if not spec.is_list)
         with borrow(size) as scratch:
-            made = self._call(self._inputs(rows, scratch), rows)
+            try:
+                made = self._call(self._inputs(rows, scratch), rows)
+            except TransformFailed as error:
+                if (row := self._culprit(rows, scratch)) is None:
+                    raise
+                where = f"row {row} ({self.store.origin(row)})"
+                raise TransformFailed(f"{error}. It fails for {where} by itself") from error.__cause__
             for name, target in out.items():
                 target[at] = self._checked(name, made, rows)
 
@@ -68,6 +74,22 @@ class Mapped(Wrapper):
         self.store.read_into(rows, np.arange(len(rows)), inputs)
         return inputs
 
+    def _culprit(self, rows: np.ndarray, scratch: np.ndarray) -> int | None:
+        """The row among several for which the function fails by itself, found by halves, if there is one."""
+        if len(rows) == 1:
+            return None
+        while len(rows) > 1:
+            half = rows[: len(rows) // 2]
+            rows = half if self._fails(half, scratch) else rows[len(half) :]
+        return int(rows[0]) if self._fails(rows, scratch) else None
+
+    def _fails(self, rows: np.ndarray, scratch: np.ndarray) -> bool:
+        try:
+            self._call(self._inputs(rows, scratch), rows)
+        except TransformFailed:
+            return True
+        return False
+
     def _call(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
         began = time.perf_counter()
         try:
@@ -77,9 +99,9 @@ class Mapped(Wrapper):
                 return {name: np.asarray(values) for name, values in made.items()}
         except PenstockError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the latter would end a worker of torch's without a word
             raise TransformFailed(
-                f"map: {self._name()} raised {type(error).__name__}: {error}; it was given rows {_told(rows)} "
+                f"map: {self._name()} raised {type(error).__name__}: {error}; it was given rows {told_rows(rows)} "
                 f"({self.store.origin(int(rows[0]))}), fields {', '.join(inputs)}"
             ) from error
         raise TransformFailed(
@@ -92,7 +114,7 @@ class Mapped(Wrapper):
         found = None if values is None else (values.shape, values.dtype.newbyteorder("="))
         if values is None or found != expected:
             raise SchemaMismatch(
-                f"map: {self._name()} returned {name!r} as {_shape_told(found)} for rows {_told(rows)} "
+                f"map: {self._name()} returned {name!r} as {_shape_told(found)} for rows {told_rows(rows)} "
                 f"({self.store.origin(int(rows[0]))}); its trial run at the start promised {_shape_told(expected)}. "
                 f"Make its output shape and dtype the same for every row"
             )
@@ -147,11 +169,6 @@ class _Traced:
     def __exit__(self, *_: object) -> None:
         if self.mine:
             tracemalloc.stop()
-
-
-def _told(rows: np.ndarray) -> str:
-    shown = ", ".join(str(row) for row in rows[:4])
-    return f"{shown} … ({len(rows)} of them)" if len(rows) > 4 else shown
 
 
 def _shape_told(found: tuple[tuple[int, ...], np.dtype] | None) -> str:

@@ -71,6 +71,10 @@ class GatherMembers(Gathering):
             piece = slice(begin, begin + self._piece)
             goal[piece] = source[self.members.offsets[rows[piece]] + skipped]
 
+    def _places(self, rows: np.ndarray) -> np.ndarray:
+        places: np.ndarray = self.members.offsets[rows]
+        return places
+
 
 def _rows_of(handle: Handle, size: int) -> np.ndarray:
     """The file as rows of ``size`` bytes that begin one byte after another."""

@@ -18,7 +18,17 @@ import numpy as np
 
 from penstock import folderindex, pictures, tally, values
 from penstock.codecs import convert, convert_piece, convert_scratch_bytes
-from penstock.errors import Changed, ConfigError, Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch, Unsafe
+from penstock.errors import (
+    Changed,
+    ConfigError,
+    Corrupt,
+    DataError,
+    DecodeFailed,
+    LimitExceeded,
+    Missing,
+    SchemaMismatch,
+    Unsafe,
+)
 from penstock.extents import LooseFiles, Members
 from penstock.fileio import Files
 from penstock.memory import aligned, borrow
@@ -56,6 +66,10 @@ Decoders = Mapping[str, Any]
 """The caller's own, by field or extension: see ``decoder_of``."""
 
 
+MAX_MEMBER_BYTES = 4 << 30
+"""A member is held in memory; one of more than this is taken for a mistake, or for an attack."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What the caller of ``open`` asked of members."""
@@ -64,6 +78,7 @@ class Wanted:
     """Height and width that pictures are brought to."""
     fit: Fit = "resize"
     max_pixels: int = MAX_PIXELS
+    max_member_bytes: int = MAX_MEMBER_BYTES
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
 
     def decoder(self, name: str) -> Decoder | None:
@@ -73,6 +88,12 @@ class Wanted:
             if not dot:
                 return None
         return self.decoders[name]
+
+
+def check_length(length: int, most: int) -> None:
+    """Refuse a member of more bytes than may be held."""
+    if length > most:
+        raise LimitExceeded(f"{length:,} bytes, more than max_member_bytes={most:,}; raise that if it is meant")
 
 
 class Readable(Protocol):
@@ -456,6 +477,7 @@ class MemberReader:
             raise Missing(f"{array.file.path}: sample {array.keys[row]!r} has no {array.name!r}")
         tally.mine().chunks_read += 1
         try:
+            check_length(length, array.max_bytes)
             if isinstance(self.kind, Value):
                 return self.kind.value(handle, offset, length)
             return self.kind.read(handle, offset, length, goal)

@@ -18,7 +18,7 @@ from penstock.dataset import Dataset
 from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.interleave import Interleaved
 from penstock.jointplan import JointPlan, make_joint_plan
-from penstock.loader import Iteration, Loader, memory_limit, order_of
+from penstock.loader import SLOTS_BACK_WITHIN_S, Iteration, Loader, memory_limit, order_of
 from penstock.order import Order, check_seed, generator, repeated
 from penstock.reader import Team
 from penstock.sizes import format_size
@@ -99,6 +99,7 @@ class MultiLoader:
         self._epoch, self._begun = 0, False
         self._samples = dict.fromkeys(datasets, 0)
         self._steps: weakref.ref[_Steps] = lambda: None  # type: ignore[assignment]
+        self._team: Team | None = None
         self._meter = Meter(self._held_before)
         self._told_kept = False
 
@@ -110,10 +111,12 @@ class MultiLoader:
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on from a loaded position. An iteration still under way ends."""
         self._end_steps("a newer iteration of this loader began; a loader feeds one loop at a time")
+        if self._team is not None:
+            self._team.wait(SLOTS_BACK_WITHIN_S)
         if self._begun:
             self._epoch, self._samples = self._epoch + 1, dict.fromkeys(self._samples, 0)
         self._begun = True
-        team = Team(self.plan.threads)
+        self._team = team = Team(self.plan.threads)
         iterations = {
             name: member.begin(self._epoch, self._samples[name], team, self._wanted_at(name))
             for name, member in self._members.items()

@@ -9,7 +9,8 @@ import lzma
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from penstock.errors import ConfigError, Corrupt, PenstockError, Truncated, Unavailable
+from penstock.errors import ConfigError, Corrupt, LimitExceeded, PenstockError, Truncated, Unavailable
+from penstock.sizes import MiB
 
 
 class Readable(Protocol):
@@ -19,18 +20,37 @@ class Readable(Protocol):
         """At most so many bytes; none at the end."""
 
 
+MAX_EXPANSION = 500
+"""Data that compress to less than a five-hundredth are taken for a mistake, or for an attack."""
+
+# So much may come out of anything.
+ALWAYS_MAY_EXPAND_TO = 64 * MiB
+
+
 class Rest:
     """A source with the bytes that were already taken from it put back."""
 
     def __init__(self, source: Readable, begun: bytes) -> None:
         self._source, self._begun = source, begun
+        self.taken = 0
+        """Bytes that were read of it."""
 
     def read(self, size: int = -1, /) -> bytes:
-        if not self._begun:
-            return self._source.read(size)
-        size = len(self._begun) if size < 0 else size
-        piece, self._begun = self._begun[:size], self._begun[size:]
+        if self._begun:
+            size = len(self._begun) if size < 0 else size
+            piece, self._begun = self._begun[:size], self._begun[size:]
+        else:
+            piece = self._source.read(size)
+        self.taken += len(piece)
         return piece
+
+    def check(self, expanded: int, most: int, name: str) -> None:
+        """Refuse what expands to more than ``most`` times its size."""
+        if expanded > ALWAYS_MAY_EXPAND_TO and expanded > most * self.taken:
+            raise LimitExceeded(
+                f"{name}: its first {self.taken:,} bytes expand to {expanded:,} and more, over {most} times as much. "
+                f"Raise max_expansion={most} if the data are so uniform"
+            )
 
     def readable(self) -> bool:
         return True
@@ -67,13 +87,14 @@ COMPRESSED: dict[bytes, Callable[[Any, str], Readable]] = {
 MAGIC_BYTES = max(map(len, COMPRESSED))
 
 
-def pieces(source: Readable, name: str, piece_bytes: int) -> Iterator[bytes]:
+def pieces(source: Readable, name: str, piece_bytes: int, max_expansion: int) -> Iterator[bytes]:
     """What a compressed stream holds, in pieces of at most so many bytes."""
     begun = source.read(MAGIC_BYTES)
     unpack = next((unpack for magic, unpack in COMPRESSED.items() if begun.startswith(magic)), None)
     if unpack is None:
         raise Corrupt(f"{name}: begins with {begun!r}, which is neither gzip, bzip2, xz nor zstd")
-    reader = unpack(Rest(source, begun), name)
+    packed = Rest(source, begun)
+    reader = unpack(packed, name)
     done = 0
     while True:
         try:
@@ -89,6 +110,7 @@ def pieces(source: Readable, name: str, piece_bytes: int) -> Iterator[bytes]:
         if not piece:
             return
         done += len(piece)
+        packed.check(done, max_expansion, name)
         yield piece
 
 

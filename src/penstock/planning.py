@@ -27,12 +27,19 @@ SPLIT_ABOVE_BYTES = 16 * MiB
 # Blocks larger than this are shared out among the threads, so that a window is there sooner.
 SHARE_ABOVE_BYTES = 8 * MiB
 
+# Memory for threads that are started only where files turn out to be slow is at most this share of everything else, so
+# that a plan stays near what is used.
+SPARE_SHARE = 1 / 16
+
 # Measured: library code first touched (h5py, codecs), queues, the order's tables, allocator slack.
 BASE_BYTES = 5 * MiB
 # Measured: a thread's stack and its arena in the allocator.
 THREAD_BYTES = 256 * KiB
 
 MOST_BATCHES_PER_READ = 64
+
+SPARE = "spare"
+"""The holder of what is reserved for threads that may be started later."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Request:
     batch_rows: int
     steps: int
     threads: int
+    """How many are to begin with."""
     limit_bytes: int
     scratch_bytes: Callable[[int], int]
     """What one read of so many rows borrows."""
@@ -64,6 +72,8 @@ class Request:
     advice: Sequence[str] = ()
     remedy: str = ""
     """What would let each row be read by itself, where it cannot be."""
+    most_threads: int = 0
+    """How many may be tried where files turn out to be slow; 0 tries none beyond ``threads``."""
     far: bool = False
     """Whether each read is a journey over the network: reads are then as small as gives every thread its share."""
 
@@ -94,6 +104,8 @@ class Plan:
     """Bytes that a reader of single rows would decode for each one delivered."""
     advice: Sequence[str] = ()
     """What there is to say about it, in sentences."""
+    spare_threads: int = 0
+    """Threads that memory is reserved for, and that are started where files turn out to be slow."""
 
     @property
     def shares(self) -> int:
@@ -124,6 +136,8 @@ class Plan:
         return "\n".join([*table, *self.advice])
 
     def _explain(self, holder: str) -> str:
+        if holder == SPARE:
+            return f"for up to {_counted(self.spare_threads, 'more thread')}, should files be slow"
         if holder == "batches":
             return f"{self.slots} of {_counted(self.batch_rows, 'row')}, {format_size(self.batch_bytes)} each"
         if holder == "reading":
@@ -174,7 +188,20 @@ def make_plan(request: Request) -> Plan:
     ledger = MemoryBudget(request.limit_bytes)
     for holder, bytes_ in holders(spent, threads).items():
         ledger.reserve(holder, bytes_)
-    return spent[0].plan(threads, ledger.holders, sum(smallest.values()))
+    spare, each = _spare_threads(spent[0], threads, ledger), _thread_bytes(spent)
+    if spare:
+        ledger.reserve(SPARE, spare * each)
+    return replace(spent[0].plan(threads, ledger.holders, sum(smallest.values())), spare_threads=spare)
+
+
+def _spare_threads(spent: Spent, threads: int, ledger: MemoryBudget) -> int:
+    """Threads to keep memory for, where everything else has all it wants."""
+    request = spent.request
+    if threads < request.threads or spent.slots < spent.slots_wanted(threads):
+        return 0
+    planned = sum(ledger.holders.values())
+    room = min(request.limit_bytes - planned, int(planned * SPARE_SHARE))
+    return max(0, min(request.most_threads - threads, room // _thread_bytes([spent])))
 
 
 def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
@@ -235,10 +262,14 @@ def holders(spent: Sequence[Spent], threads: int) -> dict[str, int]:
     shared = {which: size for one in spent for which, size in one.request.shared_index.items()}
     return {
         "batches": sum(one.slots * one.batch_bytes for one in spent),
-        "reading": threads * (max(one.request.scratch_bytes(one.rows_per_read) for one in spent) + THREAD_BYTES),
+        "reading": threads * _thread_bytes(spent),
         "index": sum(one.request.index_bytes for one in spent) + sum(shared.values()),
         "base": BASE_BYTES,
     }
+
+
+def _thread_bytes(spent: Sequence[Spent]) -> int:
+    return max(one.request.scratch_bytes(one.rows_per_read) for one in spent) + THREAD_BYTES
 
 
 def _read_sizes(request: Request) -> list[int]:

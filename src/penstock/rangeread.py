@@ -190,10 +190,15 @@ class Gathering:
     def _gather_timed(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         began = time.perf_counter()
         self._gather(handle, rows, goal)
+        tally.note(handle.file.path, self._places(rows), self.array.row_bytes)
         tally.mine().file_seconds += time.perf_counter() - began
 
     def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         """Rows as stored, one after another, into ``goal``: bytes, a row each."""
+        raise NotImplementedError
+
+    def _places(self, rows: np.ndarray) -> np.ndarray:
+        """Where rows begin in the file."""
         raise NotImplementedError
 
     def _through_scratch(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
@@ -226,3 +231,6 @@ class GatherReader(Gathering):
     def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         stored = handle.bytes[self._begin : self._begin + self._size].reshape(self.array.rows, self.array.row_bytes)
         np.take(stored, rows, axis=0, out=goal, mode="clip")  # clip: the one mode that copies straight to out
+
+    def _places(self, rows: np.ndarray) -> np.ndarray:
+        return self._begin + rows * self.array.row_bytes

@@ -5,10 +5,14 @@ would have to wait for the same. Slots go to batches in order, so the batch the 
 Where one team of threads reads for several datasets, each has slots of its own, and of those that can go on, the one
 whose batch is wanted first goes first.
 Results and errors travel to the caller with their step; an error is raised where its batch would have come.
+
+Ending waits for the threads, but not for ever: one may be in a read that does not return, of a disk that is gone, or in
+a function of the caller's. Then it ends when that does, and whoever comes last lets go of everything.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -16,7 +20,8 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from penstock import memory, stopping, tally
-from penstock.errors import DataError, SourceError, WorkerDied
+from penstock.errors import DataError, SourceError, Unavailable, WorkerDied
+from penstock.finite import Nan, not_finite
 from penstock.pieces import WHOLE, Share
 from penstock.planning import Plan
 from penstock.schedule import Batch, Epoch, Part, Read, reads
@@ -27,15 +32,22 @@ from penstock.tally import Tally
 BAD_INPUT = (DataError, SourceError)
 """What can be wrong with a sample, as against with the program."""
 
+# How long ending waits for reads that are under way. Ctrl-C should end a program within three seconds.
+END_WITHIN_S = 1.5
+
 
 @dataclass
 class ReaderTimes:
     """Seconds spent by all reader threads together."""
 
     reading: float = 0.0
+    computing: float = 0.0
+    """Of reading: on a core, rather than waiting."""
     waiting_for_slots: float = 0.0
     counted: Tally = field(default_factory=Tally)
     """What was read and decoded."""
+    threads: int = 0
+    """How many there are now; 0 where the plan says."""
 
 
 class Team:
@@ -48,19 +60,50 @@ class Team:
         self._gone = 0
         self._turn = threading.Lock()
         self._stopping = stopping.Flag()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"penstock-reader-{number}", daemon=True)
-            for number in range(threads)
-        ]
+        self._size = threads
+        self._threads = [self._thread(number) for number in range(threads)]
+        self._remaining = deque([0])
+        """One number for those it reads for and one for each thread, taken when they go: 0 is the last one's."""
 
     def join(self, readers: "Readers") -> None:
         """Read for these too; before ``start``."""
         self._members.append(readers)
 
     def start(self) -> None:
-        """Begin to read."""
-        for thread in self._threads:
-            thread.start()
+        """Begin to read, with as many of the threads as the system lets us have."""
+        for begun, thread in enumerate(self._threads):
+            self._remaining.append(begun + 1)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if thread.ident is not None:  # it runs: an interrupt came in between
+                    raise
+                self._go()
+                del self._threads[begun:]
+                if not begun:
+                    raise Unavailable(
+                        f"no reader thread could be started: {error}. The system's limit of threads is reached (ulimit "
+                        f"-u, or pids.max of the container), or memory for their stacks is"
+                    ) from error
+
+    def resize(self, threads: int) -> None:
+        """Read with so many from now on; those who are too many end after the read they are at."""
+        running = [thread for thread in self._threads if thread.is_alive()]
+        self._size = threads
+        for number in range(len(running), threads):
+            thread = self._thread(number)
+            self._remaining.append(len(self._remaining))
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more: those that run go on
+                if thread.ident is None:
+                    self._go()
+                    return
+                raise
+            self._threads.append(thread)
+
+    def _thread(self, number: int) -> threading.Thread:
+        return threading.Thread(target=self._work, args=(number,), name=f"penstock-reader-{number}", daemon=True)
 
     def leave(self) -> None:
         """Some of those it reads for need no more. With the last of them the threads end, and everything is let go."""
@@ -69,24 +112,30 @@ class Team:
             return
         self._stopping.is_set = True
         self.bell.put(None)
+        self._go()
+        self.wait(END_WITHIN_S)
+
+    def wait(self, seconds: float) -> None:
+        """Until the threads have ended, but no longer than that."""
         # The collector ends iterations wherever it happens to run, and no thread can wait for itself.
         if threading.current_thread() in self._threads:
-            threading.Thread(target=self._end, name="penstock-end", daemon=True).start()
-        else:
-            self._end()
-
-    def _end(self) -> None:
+            return
+        until = time.monotonic() + seconds
         for thread in self._threads:
-            if thread.ident is not None:  # or else it was never started: the system had no more, say
-                thread.join()
-        for readers in self._members:
-            readers.let_go()
+            if thread.ident is not None:  # or else it was never started
+                thread.join(max(0.0, until - time.monotonic()))
 
-    def _work(self) -> None:
-        memory.prepare(max(readers.scratch_bytes for readers in self._members))
-        stopping.watch(self._stopping)
+    def _go(self) -> None:
+        """A thread, or all those they read for, are gone; the last lets go of everything."""
+        if self._remaining.pop() == 0:
+            for readers in self._members:
+                readers.let_go()
+
+    def _work(self, number: int) -> None:
         try:
-            while (work := self._next()) is not None:
+            memory.prepare(max(readers.scratch_bytes for readers in self._members))
+            stopping.watch(self._stopping)
+            while number < self._size and (work := self._next()) is not None:
                 readers, read = work
                 readers.do(read)
         except BaseException as error:  # whatever it is, the caller must hear of it
@@ -94,6 +143,7 @@ class Team:
                 readers.fail(error)
         finally:
             memory.release()
+            self._go()
 
     def _next(self) -> tuple["Readers", Read] | None:
         """The next read and whose it is; waits for slots where nobody has one."""
@@ -130,20 +180,23 @@ class Readers:
         *,
         wanted_at: Callable[[int], float] = float,
         skip: bool = False,
+        nan: Nan = "pass",
     ) -> None:
         self.store, self.epoch, self.plan, self.slots = store, epoch, plan, slots
-        self._team, self._wanted_at, self._skip = team, wanted_at, skip
+        self._team, self._wanted_at, self._skip, self._nan = team, wanted_at, skip, nan
+        self._floats = [name for name, spec in store.fields.items() if nan != "pass" and spec.dtype.kind in "fc"]
         self.times = ReaderTimes()
         self.scratch_bytes = store.scratch_bytes(plan.rows_per_read)
         self.all_taken = False
         self._counting = threading.Lock()
-        self._reads = reads(epoch, plan, self._free_slot)
+        self._reads = reads(epoch, plan, slots.take)
         self._next_read: Read | None = None
         self._done: SimpleQueue[list[Batch] | BaseException] = SimpleQueue()
         self._ready: dict[int, Batch] = {}
-        self._held: set[int] = set()
         self._stopped = False
-        slots.bell = team.bell
+        self.gone = False
+        """Whether the threads have ended, so that nobody writes to the slots."""
+        slots.ring(team.bell)
         team.join(self)
 
     def get(self, step: int) -> Batch:
@@ -168,9 +221,8 @@ class Readers:
             self._team.leave()
 
     def let_go(self) -> None:
-        """Take back the slots of batches that nobody asked for, and close the files; the threads have ended."""
-        while self._held:
-            self.slots.give_back(self._held.pop())
+        """Close the files; the threads have ended."""
+        self.gone = True
         self.store.close()
 
     def can_go_on(self) -> bool:
@@ -195,9 +247,9 @@ class Readers:
 
     def do(self, read: Read) -> None:
         """Read it, and post the batches that are whole now."""
-        began = time.perf_counter()
+        began, began_computing = time.perf_counter(), time.thread_time()
         self._fill(read)
-        self._post(read, time.perf_counter() - began)
+        self._post(read, time.perf_counter() - began, time.thread_time() - began_computing)
 
     def fail(self, error: BaseException) -> None:
         """Tell whoever waits for a batch that a thread has ended."""
@@ -214,27 +266,17 @@ class Readers:
             self._ready[batch.step] = batch
 
     def _hand_over(self, step: int) -> Batch:
-        batch = self._ready.pop(step)
-        self._held.discard(batch.slot)
-        return batch
-
-    def _free_slot(self) -> int | None:
-        try:
-            number = self.slots.free.get_nowait()
-        except Empty:
-            return None
-        self._held.add(number)
-        return number
+        return self._ready.pop(step)
 
     def _fill(self, read: Read) -> None:
         for parts in self._together(read):
             try:
                 self._read(parts, read.share)
-            except Exception as error:
+            except BaseException as error:
                 if self._skip and isinstance(error, BAD_INPUT):
                     self._sort_out(parts)
                 elif len(parts) == 1:
-                    parts[0].batch.error = error
+                    parts[0].batch.error = _told(error)
                 else:  # find out whose error it is: the other batches are whole
                     for part in parts:
                         self._fill(Read([part], read.scattered, read.share))
@@ -261,8 +303,8 @@ class Readers:
                 part.batch.left_out.append((int(part.places[0]), error))
             else:
                 self._sort_out([part])
-        except Exception as error:
-            part.batch.error = error
+        except BaseException as error:
+            part.batch.error = _told(error)
 
     def _together(self, read: Read) -> list[list[Part]]:
         """Parts that one call can read: of the same arrays, and unless scattered, one after another."""
@@ -283,13 +325,56 @@ class Readers:
         at = np.concatenate([part.places + self.slots.memory(part.batch.slot)[1] for part in parts])
         read_share(self.store, rows, at, arrays, share)
 
-    def _post(self, read: Read, seconds: float) -> None:
+    def _look_at(self, batch: Batch) -> None:
+        """Count what is NaN or infinite in a batch that is whole, or take it for bad input."""
+        arrays, first = self.slots.memory(batch.slot)
+        gone = {place for place, _ in batch.left_out}
+        for name in self._floats:
+            found = not_finite(arrays[name][first : first + len(batch.rows)])
+            found = {place: count for place, count in found.items() if place not in gone}
+            if not found:
+                continue
+            if self._nan == "count":
+                batch.not_finite[name] = sum(found.values())
+                continue
+            errors = [(place, self._is_not_finite(int(batch.rows[place]), name, found[place])) for place in found]
+            if not self._skip:
+                batch.error = errors[0][1]
+                return
+            batch.left_out += errors
+            gone |= found.keys()
+
+    def _is_not_finite(self, row: int, name: str, count: int) -> DataError:
+        values = "a value that is" if count == 1 else f"{count:,} values that are"
+        return DataError(
+            f'{self.store.origin(row)}: field {name!r} of row {row} has {values} NaN or infinite, and nan="raise". '
+            f'nan="count" delivers and counts them; on_error="skip" leaves such samples out'
+        )
+
+    def _post(self, read: Read, seconds: float, computing: float) -> None:
         counted = tally.collect()
         with self._counting:
             self.times.reading += seconds
+            self.times.computing += computing
             self.times.counted.add(counted)
             for part in read.parts:
                 part.batch.reads_left -= 1
             whole = [part.batch for part in read.parts if part.batch.reads_left == 0]
+        if whole and self._floats:
+            began = time.perf_counter()
+            for batch in whole:
+                if batch.error is None:
+                    self._look_at(batch)
+            with self._counting:
+                self.times.reading += time.perf_counter() - began
         if whole:
             self._done.put(whole)
+
+
+def _told(error: BaseException) -> Exception:
+    """What the caller hears of it: nothing that is raised in a thread is meant to end the caller's program."""
+    if isinstance(error, Exception):
+        return error
+    died = WorkerDied(f"{type(error).__name__} was raised in a reader thread: {error}")
+    died.__cause__ = error
+    return died

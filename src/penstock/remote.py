@@ -27,7 +27,7 @@ from penstock.errors import Changed, ConfigError, Missing, Unavailable
 from penstock.extents import FileId
 from penstock.signing import Signer
 from penstock.sizes import MiB
-from penstock.transport import PASSING, Answer, Clock, Connections, Passing, retry_after_s
+from penstock.transport import PASSING, Answer, Clock, Connections, Passing, Redirects, retry_after_s
 from penstock.urls import shown
 
 PIECE_BYTES = 16 * MiB
@@ -60,14 +60,22 @@ class RemoteOptions:
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 20.0
     """After so long without a byte, a connection is given up and another one tried."""
+    redirects: int = 5
+    """How often a server may send on to another address; 0 for not at all."""
+    redirect_hosts: Sequence[str] | None = None
+    """Other hosts that it may send on to; None for any, which get none of the headers; () for none."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent with every request to the host that was named, and to no other: ``{"Authorization": "Bearer …"}``."""
     store: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Settings of buckets, as obstore's ``S3Config`` names them: endpoint, region, access_key_id, skip_signature…"""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.retries, int) or self.retries < 0:
-            raise ConfigError(f"RemoteOptions(retries={self.retries!r}): expected a whole number, 0 or more")
+        for name in ("retries", "redirects"):
+            count = getattr(self, name)
+            if not isinstance(count, int) or count < 0:
+                raise ConfigError(f"RemoteOptions({name}={count!r}): expected a whole number, 0 or more")
+        if isinstance(self.redirect_hosts, str):
+            raise ConfigError(f"RemoteOptions(redirect_hosts={self.redirect_hosts!r}): expected a list of hosts")
         for name in ("deadline_s", "connect_timeout_s", "stall_timeout_s"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 < value < 1e6:
@@ -95,7 +103,9 @@ class Remote:
         self.options = options or RemoteOptions()
         self._addresses = dict(addresses or {})
         """Each address by what is shown of it."""
-        self._connections = Connections(self.options.connect_timeout_s)
+        hosts = self.options.redirect_hosts
+        redirects = Redirects(self.options.redirects, None if hosts is None else tuple(hosts))
+        self._connections = Connections(self.options.connect_timeout_s, redirects)
         self._signer = Signer(self.options.store, self.options.deadline_s)
         self._lock = threading.Lock()
 
@@ -115,6 +125,11 @@ class Remote:
     def admit(self, url: str) -> str:
         """Take in an address; the name it goes by from now on."""
         name = shown(url)
+        if url[:5].lower() == "s3://" and "@" in url[5:].partition("/")[0]:
+            raise ConfigError(
+                f"{name}: an address of a bucket with a user and a password in it; give those as "
+                f"remote=RemoteOptions(store={{'access_key_id': …, 'secret_access_key': …}}), or in the environment"
+            )
         with self._lock:
             self._addresses[name] = url
         return name

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from penstock import owners
 from penstock.errors import Corrupt
 from penstock.extents import FileId
 from penstock.fileio import map_file
@@ -66,20 +67,21 @@ class Saved:
         return found
 
 
-def load(folder: str, file: FileId, name: str) -> Saved | None:
-    """What was saved under this name about this file, if it is whole and the file is the same."""
+def load(folder: str, file: FileId, name: str, *, of_any_version: bool = False) -> Saved | None:
+    """What was saved under this name about this file, if it is whole and the file is the same (or was once there)."""
     path = _path(folder, file, name)
     try:
         with open(path, "rb") as saved:
             head = saved.read(COLUMNS_AT)
-            size = os.fstat(saved.fileno()).st_size
-        if not head.startswith(MAGIC):
+            found = os.fstat(saved.fileno())
+        size = found.st_size
+        if not head.startswith(MAGIC) or not owners.is_trusted(found):
             return None
         checksum, line = head[len(MAGIC) :].split(b"\n", 1)[0].split(b" ", 1)
         if int(checksum, 16) != zlib.crc32(line):
             return None
         about = json.loads(line)
-        if about["key"] != _key(file, name) or about["size"] != size:
+        if about["size"] != size or not (of_any_version or about["key"] == _key(file, name)):
             return None
         return Saved(path, about["header"], about["columns"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not there, or not ours

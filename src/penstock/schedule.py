@@ -6,6 +6,7 @@ is all of a block's rows that this rank will deliver, scattered over the batches
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -26,6 +27,8 @@ class Batch:
     error: BaseException | None = None
     left_out: list[tuple[int, Exception]] = field(default_factory=list)
     """Places of samples that could not be read, and why."""
+    not_finite: dict[str, int] = field(default_factory=dict)
+    """Values that are NaN or infinite, by field, where they are looked for."""
 
 
 @dataclass(frozen=True)
@@ -63,24 +66,32 @@ TakeSlot = Callable[[], int | None]
 def reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read | None]:
     """All reads of the epoch, each with its slots taken; None where it must wait for one: ask again then."""
     if isinstance(epoch.order, InWindows):
-        return _block_reads(epoch, epoch.order, plan.shares, take_slot)
+        return _block_reads(epoch, epoch.order, plan, take_slot)
     return _row_reads(epoch, plan, take_slot)
 
 
-def _row_reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read | None]:
-    deal, together = epoch.deal, plan.batches_per_read
-    stride = together * max(1, PIECE // (together * plan.batch_rows))
+def _steps(epoch: Epoch, together: int, batch_rows: int) -> Iterator[list[tuple[int, np.ndarray]]]:
+    """Steps by ``together``: the first position of each, and its rows. An order is asked for thousands at a time."""
+    deal = epoch.deal
+    stride = together * max(1, PIECE // (together * batch_rows))
     for first in range(0, deal.steps, stride):
         last = min(first + stride, deal.steps)
         positions, bounds = deal.positions(first, last)
         rows = epoch.order.at(epoch.number, positions)
-        for begin in range(first, last, together):
-            batches = []
-            for step in range(begin, min(begin + together, last)):
-                while (slot := take_slot()) is None:
-                    yield None
-                batches.append(Batch(step, slot, rows[bounds[step - first] : bounds[step - first + 1]]))
-            yield from _split(batches, plan.rows_per_read)
+        each = [(int(positions[begin]), rows[begin:end]) for begin, end in pairwise(bounds.tolist())]
+        yield from (each[begin : begin + together] for begin in range(0, len(each), together))
+
+
+def _row_reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read | None]:
+    step = 0
+    for together in _steps(epoch, plan.batches_per_read, plan.batch_rows):
+        batches = []
+        for _, rows in together:
+            while (slot := take_slot()) is None:
+                yield None
+            batches.append(Batch(step, slot, rows))
+            step += 1
+        yield from _split(batches, plan.rows_per_read)
 
 
 def _split(batches: list[Batch], rows_per_read: int) -> Iterator[Read]:
@@ -96,19 +107,19 @@ def _split(batches: list[Batch], rows_per_read: int) -> Iterator[Read]:
         yield Read([Part(batch, batch.rows[begin:end], np.arange(begin, end))])
 
 
-def _block_reads(epoch: Epoch, order: InWindows, shares: int, take_slot: TakeSlot) -> Iterator[Read | None]:
+def _block_reads(epoch: Epoch, order: InWindows, plan: Plan, take_slot: TakeSlot) -> Iterator[Read | None]:
     """Window by window: open the batches that reach into it, then read its blocks."""
-    deal, windows = epoch.deal, order.windows(epoch.number)
+    deal, windows, shares = epoch.deal, order.windows(epoch.number), plan.shares
     waiting: dict[int, list[Part]] = {}
-    step = 0
+    steps = _steps(epoch, 1, plan.batch_rows)
+    step, ahead = 0, next(steps, None)
     for window in range(int(np.searchsorted(windows, deal.start, side="right")) - 1, len(windows) - 1):
-        while step < deal.steps and deal.positions(step, step + 1)[0][0] < windows[window + 1]:
+        while ahead is not None and ahead[0][0] < windows[window + 1]:
             while (slot := take_slot()) is None:
                 yield None
-            rows = order.at(epoch.number, deal.positions(step, step + 1)[0])
-            for block, part in _by_block(Batch(step, slot, rows), order, shares):
+            for block, part in _by_block(Batch(step, slot, ahead[0][1]), order, shares):
                 waiting.setdefault(block, []).append(part)
-            step += 1
+            step, ahead = step + 1, next(steps, None)
         for block in order.blocks_of(epoch.number, window).tolist():
             if block in waiting:  # or else all of its rows are another rank's, or came before the start
                 parts = waiting.pop(block)

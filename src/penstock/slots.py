@@ -7,12 +7,16 @@ of them dies, the slot is free again.
 A caller who keeps batches keeps their memory: ``ensure`` then adds slots beyond the plan, so that the loader goes on,
 and gives them back to the system when they return unneeded. Never a hang, never an overwritten batch.
 
-Finalizers may run at any moment, in any thread, inside any lock. So a returning slot touches only ``set.discard``,
-``dict.pop`` and ``SimpleQueue.put``, which are atomic and reentrant.
+A loan may end at any moment, in any thread, inside any lock, and an exception raised there is dropped: a Ctrl-C that
+landed in a finalizer would be lost. So no Python runs when a loan ends: weak references call ``SimpleQueue.put``, which
+is C and reentrant, and whoever next asks for a slot does the rest.
 """
 
+import weakref
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -34,27 +38,42 @@ class Slots:
 
     def __init__(self, fields: Fields, rows: int, count: int, pin: Pin | None = None) -> None:
         self.fields, self.rows, self.planned = fields, rows, count
-        self.free: SimpleQueue[int] = SimpleQueue()
-        """Numbers of free slots."""
-        self.bell: SimpleQueue[None] = SimpleQueue()
-        """Rung whenever a slot becomes free; slots of several datasets may share one."""
         self.added_peak = 0
         """The most slots that were in use beyond the plan at once."""
         self._pin = pin
         self._unpin: list[Callable[[], None]] = []
         self._arenas: dict[int, _Arena] = {}
-        self._lent: set[int] = set()
+        self._free: SimpleQueue[int] = SimpleQueue()
+        self._returned: SimpleQueue[int] = SimpleQueue()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._lent: dict[int, tuple[weakref.ref[_Loan], ...]] = {}
         self._next_number = 0
         self._add(count)
 
     @property
     def lent(self) -> int:
         """Slots in the caller's hands."""
+        self._take_back()
         return len(self._lent)
 
     @property
     def count(self) -> int:
+        self._take_back()
         return len(self._arenas)
+
+    def ring(self, bell: "SimpleQueue[None]") -> None:
+        """Put something into ``bell`` whenever a slot becomes free, from now on; several datasets may share one."""
+        self._bell = bell
+        for number, (loan, *_) in list(self._lent.items()):
+            self._watch(number, loan())
+
+    def take(self) -> int | None:
+        """A free slot, if there is one."""
+        self._take_back()
+        try:
+            return self._free.get_nowait()
+        except Empty:
+            return None
 
     def ensure(self, available: int) -> None:
         """Add slots until so many are not in the caller's hands."""
@@ -69,9 +88,8 @@ class Slots:
 
     def lend(self, number: int, rows: int) -> dict[str, np.ndarray]:
         """The first rows of a slot, as arrays whose death returns it."""
-        arena = self._arenas[number]
-        self._lent.add(number)
-        loan = _Loan(self, number)
+        arena, loan = self._arenas[number], _Loan()
+        self._watch(number, loan)
         lent = {name: np.asarray(_Lent(arena, described, loan)) for name, described in arena.described(number).items()}
         if rows != self.rows:
             lent = {name: array[:rows] for name, array in lent.items()}
@@ -83,11 +101,18 @@ class Slots:
 
     def give_back(self, number: int) -> None:
         """A slot returns: for the next read, or to the system if it was added beyond need."""
-        self._lent.discard(number)
-        if number >= self.planned and self.count - self.lent > self.planned:
+        self._lent.pop(number, None)
+        if number >= self.planned and len(self._arenas) - len(self._lent) > self.planned:
             self._arenas.pop(number, None)
         else:
             self._set_free(number)
+
+    def reclaim(self) -> None:
+        """Whatever is not lent is free; while nobody reads. An interrupt may have come between two who pass one on."""
+        while self.take() is not None:
+            pass
+        for number in [number for number in self._arenas if number not in self._lent]:
+            self.give_back(number)
 
     def close(self) -> None:
         """Let go of the memory that is not lent; what is lent goes with its last array."""
@@ -105,9 +130,23 @@ class Slots:
             self._set_free(number)
         self._next_number += count
 
+    def _watch(self, number: int, loan: "_Loan | None") -> None:
+        """Let the end of a loan put its number into the queue, then ring. What is made last is called first.
+
+        Each is called with a weak reference, which ``put`` takes for its second argument, and does not look at.
+        """
+        if loan is not None:
+            ring = weakref.ref(loan, partial(self._bell.put, None))
+            self._lent[number] = (weakref.ref(loan, partial(self._returned.put, number)), ring)
+
+    def _take_back(self) -> None:
+        with suppress(Empty):
+            while True:
+                self.give_back(self._returned.get_nowait())
+
     def _set_free(self, number: int) -> None:
-        self.free.put(number)
-        self.bell.put(None)
+        self._free.put(number)
+        self._bell.put(None)
 
 
 class _Arena:
@@ -139,13 +178,7 @@ class _Arena:
 class _Loan:
     """Alive for as long as any array of a lent batch is."""
 
-    __slots__ = ("number", "slots")
-
-    def __init__(self, slots: Slots, number: int) -> None:
-        self.slots, self.number = slots, number
-
-    def __del__(self) -> None:
-        self.slots.give_back(self.number)
+    __slots__ = ("__weakref__",)
 
 
 class _Lent:

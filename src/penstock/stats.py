@@ -1,8 +1,9 @@
 """Where the time went: measured while a loader runs, told in one sentence."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from penstock.machine import held_bytes
 from penstock.sizes import MiB, format_size
@@ -66,6 +67,8 @@ class Stats:
     """Chunks read and decoded, each as often as it was."""
     chunks_filled: int = 0
     """Chunks that were never written, delivered as the fill value (``allow_fill=True``)."""
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+    """Values delivered that are NaN or infinite, by field; looked for with ``nan="count"``."""
     left_out: Sequence["LeftOut"] = ()
     """The first samples that could not be read and were left out (``on_error="skip"``)."""
     left_out_samples: int = 0
@@ -172,6 +175,9 @@ class Stats:
             lost += f"; {len(self.files_left_out)} files were left out, the first: {self.files_left_out[0]}"
         if self.chunks_filled:
             lost += f"; {self.chunks_filled:,} chunks that were never written came as fill values"
+        if self.not_finite:
+            told = ", ".join(f"{count:,} of {name!r}" for name, count in self.not_finite.items())
+            lost += f"; values that are NaN or infinite: {told}"
         return (
             f"epoch {self.epoch}: {self.samples:,} samples in {self.seconds:.2f} s, {self.samples_per_s:,.0f} "
             f"samples/s, {format_size(self.bytes_per_s)}/s; {format_size(self.planned_bytes)} of "
@@ -190,6 +196,7 @@ class Meter:
         self.peak_bytes = 0
         self.left_out: list[LeftOut] = []
         self.left_out_samples = 0
+        self.not_finite: Counter[str] = Counter()
         self._held_before = held_before
         self._next_look = 0.0
 
@@ -240,6 +247,7 @@ def together(parts: Mapping[str, Stats], meter: Meter) -> Stats:
         bytes_read=sum(part.bytes_read for part in each),
         chunks_read=sum(part.chunks_read for part in each),
         chunks_filled=sum(part.chunks_filled for part in each),
+        not_finite={f"{name}: {field}": n for name, part in parts.items() for field, n in part.not_finite.items()},
         file_seconds=sum(part.file_seconds for part in each),
         function_seconds=sum(part.function_seconds for part in each),
         codecs=", ".join(dict.fromkeys(part.codecs for part in each if part.codecs)),

@@ -152,6 +152,12 @@ def check_rows(rows: np.ndarray, store: Store) -> None:
         raise OutOfRange(f"row {bad} is out of range: there are {len(store):,} rows, 0 to {len(store) - 1:,}")
 
 
+def told_rows(rows: np.ndarray) -> str:
+    """The first few of them, for a message."""
+    shown = ", ".join(str(row) for row in rows[:4])
+    return f"{shown} … ({len(rows)} of them)" if len(rows) > 4 else shown
+
+
 def digest(*parts: object) -> str:
     """A short, stable hash of values with a faithful ``repr``."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

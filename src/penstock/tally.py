@@ -1,7 +1,10 @@
 """What reading did, counted by each thread for itself and collected by whoever runs the thread."""
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass
@@ -23,6 +26,30 @@ class Tally:
         """Take over another's counts."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+Watcher = Callable[[str, Any, int], None]
+"""Told of reads: of which file, at which bytes they begin (a tuple or an array), how many bytes each has."""
+
+_watcher: Watcher | None = None
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Tell somebody of every read from files while this lasts, whoever reads; one at a time."""
+    global _watcher
+    _watcher = watcher
+    try:
+        yield
+    finally:
+        _watcher = None
+
+
+def note(path: str, begins: Any, count: int) -> None:
+    """Reads of ``count`` bytes each."""
+    watcher = _watcher
+    if watcher is not None:
+        watcher(path, begins, count)
 
 
 class _Mine(threading.local):

@@ -254,6 +254,15 @@ def load(folder: str, file: FileId, name: str = _SAVED_AS) -> SampleTable | None
     return _opened(file.path, savedcolumns.load(folder, file, name))
 
 
+def left_of(folder: str, file: FileId) -> str:
+    """``40 of 100 samples``: what is left of an archive that was longer when a table of it was saved."""
+    before = _opened(file.path, savedcolumns.load(folder, file, _SAVED_AS, of_any_version=True))
+    if before is None or not before.samples:
+        return ""
+    ends = (before.offsets + before.lengths).max(axis=1)
+    return f"{np.count_nonzero(ends <= file.size):,} of {before.samples:,} samples"
+
+
 def save(folder: str, file: FileId, table: SampleTable, name: str = _SAVED_AS) -> SampleTable:
     """Keep a table for the next time; returns it as saved and mapped, or as it was if it cannot be."""
     header = {"fields": table.fields, "passed_over": table.passed_over}

@@ -7,8 +7,8 @@ Rules:
 1. Every wait ends: the time left is looked at before each of them, however slowly a server sends.
 2. What may pass by itself is ``Passing``; everything else is an error of ``penstock.errors`` for good.
 3. A connection is used again only if the last answer was read to its end, and never across a fork.
-4. Redirects are followed at most ``MOST_HOPS`` times, never from https to http, and headers of the caller's own (which
-   may hold a token) stay with the host they were meant for.
+4. Redirects are followed as often as told, never from https to http, never from elsewhere into this machine's own
+   network, and headers of the caller's own (which may hold a token) stay with the host they were meant for.
 """
 
 import base64
@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -30,7 +31,6 @@ from penstock import stopping
 from penstock.errors import ConfigError, Unavailable
 from penstock.urls import shown
 
-MOST_HOPS = 5
 MOST_IDLE = 32
 BUFFER_BYTES = 16 * 1024
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -202,11 +202,42 @@ class Answer:
         self.close()
 
 
+@dataclass(frozen=True)
+class Redirects:
+    """How often a server may send us elsewhere, and to which hosts: None for any."""
+
+    most: int
+    hosts: tuple[str, ...] | None = None
+
+    def check(self, home: SplitResult, url: str) -> None:
+        """Refuse a host that the caller would not have named."""
+        there, shown_as = _split(url).hostname or "", shown(url)
+        if there == home.hostname:
+            return
+        if self.hosts is not None and there not in self.hosts:
+            raise Unavailable(
+                f"is redirected to another host, {shown_as}: allow it with "
+                f"remote=RemoteOptions(redirect_hosts=[{there!r}])"
+            )
+        if _is_inside(there) and not _is_inside(home.hostname or ""):
+            raise Unavailable(
+                f"is redirected to {shown_as}, inside this machine's own network, where it has no business"
+            )
+
+
+def _is_inside(host: str) -> bool:
+    """Whether this names this machine, or an address that only its own network has."""
+    try:
+        return not ip_address(host).is_global
+    except ValueError:
+        return host == "localhost" or host.endswith((".localhost", ".local", ".internal"))
+
+
 class Connections:
     """Connections that wait for their next request, by host."""
 
-    def __init__(self, connect_timeout_s: float) -> None:
-        self.connect_timeout_s = connect_timeout_s
+    def __init__(self, connect_timeout_s: float, redirects: Redirects) -> None:
+        self.connect_timeout_s, self.redirects = connect_timeout_s, redirects
         self._reset()
 
     def _reset(self) -> None:
@@ -220,13 +251,17 @@ class Connections:
         home = _split(url)
         if home.username is not None:
             private = {**private, "Authorization": _basic(home.username, home.password or "")}
-        for _ in range(MOST_HOPS + 1):
+        for _ in range(self.redirects.most + 1):
             answer = self._ask(url, {**headers, **private} if _is_at_home(home, url) else headers, clock)
             if answer.status not in REDIRECTS:
                 return answer
             answer.close()
             url = _next_hop(url, answer.headers.get("location", ""))
-        raise Unavailable(f"is redirected more than {MOST_HOPS} times, last to {shown(url)}")
+            self.redirects.check(home, url)
+        raise Unavailable(
+            f"is redirected more than {self.redirects.most} times, last to {shown(url)}. The limit is "
+            f"remote=RemoteOptions(redirects=…)"
+        )
 
     def _ask(self, url: str, headers: Mapping[str, str], clock: Clock) -> Answer:
         parts = _split(url)

@@ -4,12 +4,22 @@ What they read in the first half goes into fresh memory, which costs as much aga
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.loader import Loader
 from penstock.reader import Team
 
 LOOK_EVERY_S = 0.02
+
+Look = tuple[float, int, int]
+"""Seconds since the start; samples and bytes read by then."""
+
+# A trial may end so early, if the rate has settled: its third and its last quarter were alike within so much, and in
+# its second half something came at so many looks at least.
+EARLY_S = 0.25
+ALIKE = 0.1
+ENOUGH = 5
 
 # Where nothing at all came within the time given, wait for something, but not forever: a slow network, large chunks.
 WAIT_AT_MOST_S = 5.0
@@ -34,18 +44,20 @@ class Trial:
 
 
 def try_out(loader: Loader, seconds: float) -> Trial:
-    """Read for about so long with a loader that is used for nothing else."""
+    """Read for about so long with a loader that is used for nothing else; less if the rate settles before."""
     team = Team(loader.plan.threads)
     iteration = loader.begin(0, 0, team)
     began = time.perf_counter()
     team.start()
-    looks = [(0.0, 0, 0)]
+    looks: list[Look] = [(0.0, 0, 0)]
     try:
         samples = 0
         while iteration.steps_left:
             samples += iteration.pass_over(LOOK_EVERY_S)
             looks.append((time.perf_counter() - began, samples, loader.stats().bytes_read))
             passed = looks[-1][0]
+            if is_settled(looks):
+                break
             if passed > seconds and (looks[-1][1:] != (0, 0) or passed > WAIT_AT_MOST_S):
                 break
         whole = not iteration.steps_left
@@ -54,10 +66,24 @@ def try_out(loader: Loader, seconds: float) -> Trial:
     return _second_half(looks, looks[-1][2] if whole else None)
 
 
-def _second_half(looks: list[tuple[float, int, int]], epoch_bytes: int | None) -> Trial:
+def is_settled(looks: Sequence[Look]) -> bool:
+    """Whether the rate, of bytes or else of samples, no longer changes."""
+    end = looks[-1]
+    if end[0] < EARLY_S:
+        return False
+    of = 2 if end[2] else 1
+    middle, late = (next(look for look in looks if look[0] >= share * end[0]) for share in (0.5, 0.75))
+    third, fourth = late[of] - middle[of], end[of] - late[of]
+    came = len({look[of] for look in looks if look[0] >= middle[0]}) - 1
+    if not third or not fourth or came < ENOUGH:
+        return False
+    return abs(fourth * (late[0] - middle[0]) / (third * (end[0] - late[0])) - 1) < ALIKE
+
+
+def _second_half(looks: Sequence[Look], epoch_bytes: int | None) -> Trial:
     """Seconds, samples and bytes of the second half; of all of it where that holds nothing."""
     end = looks[-1]
     begin = next(look for look in looks if look[0] >= end[0] / 2)
-    if end[1] == begin[1] or (end[2] and end[2] == begin[2]):
+    if 0 < end[1] == begin[1] or 0 < end[2] == begin[2]:
         begin = looks[0]
     return Trial(end[0] - begin[0], end[1] - begin[1], end[2] - begin[2], epoch_bytes)

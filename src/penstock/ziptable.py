@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.errors import Corrupt, DecodeFailed, Truncated
 from penstock.extents import FileId
-from penstock.fileio import Files, map_file
+from penstock.fileio import Files, map_file, open_steady
 from penstock.urls import check_local
 
 STORED = zipfile.ZIP_STORED
@@ -36,7 +36,11 @@ class ZipTable:
             begin = int(self.offsets[number])
             return map_file(self.file.path)[begin : begin + min(most, int(self.lengths[number]))].tobytes()
         try:
-            with zipfile.ZipFile(self.file.path) as archive, archive.open(self.names[number]) as member:
+            with (
+                open_steady(self.file.path) as file,
+                zipfile.ZipFile(file) as archive,
+                archive.open(self.names[number]) as member,
+            ):
                 return member.read(most)
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
             raise DecodeFailed(f"{self.file.path}: {self.names[number]}: {error}; fetch the file again") from error
@@ -47,7 +51,7 @@ def zip_table(path: str, files: Files) -> ZipTable:
     check_local(path, "zip archives")
     file = files.identify(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_steady(path) as opened, zipfile.ZipFile(opened) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
     except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, OSError, ValueError) as error:
         raise Truncated(

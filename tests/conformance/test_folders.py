@@ -229,6 +229,7 @@ def test_damaged_files(photos: Path) -> None:
         assert loader.stats().left_out_samples == 2
 
 
+@pytest.mark.case(14)
 def test_links(photos: Path, tmp_path: Path) -> None:
     (photos / "ant" / "same.png").symlink_to(photos / "bee" / "1.png")
     assert len(ps.open(photos)) == 13

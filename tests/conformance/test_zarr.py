@@ -221,7 +221,7 @@ def test_absent_chunks_are_the_fill_value(tmp_path: Path, dtype: str, fill: Any,
     dtype = dtype.lstrip(">") if version == 3 else dtype
     array = zarr.create_array(path, shape=(6, 6), dtype=dtype, chunks=(3, 4), fill_value=fill, zarr_format=version)
     array[:2, :4] = dtype != "bool"
-    np.testing.assert_array_equal(ps.open(path)[:]["data"], through_zarr(path))
+    np.testing.assert_array_equal(ps.open(path, allow_fill=True)[:]["data"], through_zarr(path))
 
 
 @pytest.mark.parametrize("chunks", [(1, 6), (3, 4)])
@@ -229,23 +229,23 @@ def test_what_was_filled_is_told(tmp_path: Path, chunks: tuple[int, ...]) -> Non
     path = tmp_path / "a.zarr"
     array = zarr.create_array(path, shape=(6, 6), dtype="f4", chunks=chunks, fill_value=np.nan)
     array[:2, :4] = 1
-    check_store(lambda: ps.open(path).store, {"data": through_zarr(path)})
-    assert "absent ones are nan" in str(ps.inspect(path))
-    loader = ps.Loader(ps.open(path), batch_size=6, memory="64MiB", columns=("data",))
+    check_store(lambda: ps.open(path, allow_fill=True).store, {"data": through_zarr(path)})
+    assert "absent ones are nan" in str(ps.inspect(path, allow_fill=True))
+    loader = ps.Loader(ps.open(path, allow_fill=True), batch_size=6, memory="64MiB", columns=("data",))
     for _ in loader:
         pass
     assert loader.stats().chunks_filled == (4 if chunks == (1, 6) else 3)
-    with pytest.raises(ps.errors.Missing, match="never written"):
-        ps.open(path, allow_fill=False)[:]
+    with pytest.raises(ps.errors.Missing, match=r"never written, and would read as the fill value nan"):
+        ps.open(path)[:]
 
 
 def test_absent_shards_and_chunks_of_shards(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     array = zarr.create_array(path, shape=(8, 6), dtype="i4", chunks=(1, 3), shards=(4, 6), fill_value=9)
     array[1, :3] = 5
-    check_store(lambda: ps.open(path).store, {"data": through_zarr(path)})
+    check_store(lambda: ps.open(path, allow_fill=True).store, {"data": through_zarr(path)})
     with pytest.raises(ps.errors.Missing, match="never written"):
-        ps.open(path, allow_fill=False)[[2]]
+        ps.open(path)[[2]]
 
 
 def test_an_array_without_any_chunk_is_refused(tmp_path: Path) -> None:

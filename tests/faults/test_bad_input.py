@@ -252,6 +252,7 @@ OPENED = [
 ]
 
 
+@pytest.mark.case(9, 11, 12)
 @pytest.mark.parametrize(("make", "kind"), OPENED, ids=[make.__name__ for make, _ in OPENED])
 def test_files_that_cannot_be_opened(tmp_path, make, kind):
     path, named = make(tmp_path)
@@ -269,6 +270,7 @@ def test_nobody_is_advised_to_unpickle(tmp_path, make):
     assert "allow_pickle" not in str(refused.value)
 
 
+@pytest.mark.case(11)
 def test_a_mismatch_says_what_differs(tmp_path):
     with pytest.raises(SchemaMismatch) as refused:
         ps.open(another_dtype(tmp_path)[0])
@@ -281,6 +283,7 @@ def test_the_good_files_beside_a_bad_one_can_be_read(tmp_path):
     assert np.array_equal(good[:]["betas"], np.concatenate([betas(), betas()]))
 
 
+@pytest.mark.case(12)
 def test_never_written_rows_are_had_by_asking(tmp_path):
     for make, written in ((never_written, 10), (never_written_at_all, 0)):
         filled = ps.open(make(tmp_path)[0], allow_fill=True)
@@ -540,6 +543,7 @@ KINDS = {
 AFTER_OPENING = [(truncate, (Changed, Truncated)), (replace, Changed), (remove, Missing)]
 
 
+@pytest.mark.case(10)
 @pytest.mark.parametrize(("change", "kind"), AFTER_OPENING, ids=["truncated", "replaced", "removed"])
 @pytest.mark.parametrize(("file_kind", "options"), KINDS.values(), ids=KINDS)
 def test_files_that_change_in_the_middle_of_an_epoch(tmp_path, file_kind, options, change, kind):
@@ -560,6 +564,7 @@ def test_files_that_change_in_the_middle_of_an_epoch(tmp_path, file_kind, option
     assert alive() == []
 
 
+@pytest.mark.case(10)
 @pytest.mark.parametrize("width", [3, WIDE], ids=["small rows", "large rows"])
 @pytest.mark.parametrize(("change", "kind"), AFTER_OPENING, ids=["truncated", "replaced", "removed"])
 def test_files_that_change_between_opening_and_reading(tmp_path, width, change, kind):

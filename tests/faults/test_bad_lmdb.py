@@ -78,6 +78,7 @@ def opened(path: Path, **options: Any) -> ps.Dataset:
     return ps.open(path, index_dir=False, **options)
 
 
+@pytest.mark.case(10)
 @pytest.mark.parametrize("size", [0, 1, 100, 5000, 2 * PAGE, 3 * PAGE, 10 * PAGE])
 def test_cut_short(tmp_path: Path, size: int) -> None:
     path = usual(tmp_path / "a.lmdb", 3000)
@@ -144,6 +145,7 @@ def test_no_damage_gives_anything_but_our_errors(small: Path, at: int, bits: int
         pass
 
 
+@pytest.mark.case(17)
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_pickles_are_refused(tmp_path: Path, protocol: int) -> None:
     items = [(b"%d" % n, pickle.dumps({"x": n}, protocol)) for n in range(5)]
@@ -261,6 +263,7 @@ def test_databases_with_other_keys(tmp_path: Path) -> None:
         opened(path, fields=["val"])
 
 
+@pytest.mark.case(10)
 @pytest.mark.parametrize("size", [100, 20_000], ids=["mapped", "read"])
 def test_written_to_while_it_is_read(tmp_path: Path, size: int) -> None:
     path = usual(tmp_path / "a.lmdb", size)

@@ -148,6 +148,7 @@ def hole_in_a_header(path: Path, offsets: Mapping[str, int]) -> None:
         file.write(bytes(512))
 
 
+@pytest.mark.case(1, 2, 3)
 @pytest.mark.parametrize(
     ("harm", "kind", "where"),
     [
@@ -175,6 +176,7 @@ def test_an_archive_that_is_not_whole(tmp_path: Path, harm: Callable[..., None],
     assert (stats.left_out_samples, len(stats.files_left_out)) == (0, 1)
 
 
+@pytest.mark.case(2)
 def test_an_archive_cut_after_it_was_indexed(tmp_path: Path) -> None:
     path, index = tmp_path / "a.tar", tmp_path / "index"
     offsets = write(path, usual())
@@ -184,6 +186,7 @@ def test_an_archive_cut_after_it_was_indexed(tmp_path: Path) -> None:
         ps.open(path, index_dir=index)
 
 
+@pytest.mark.case(15)
 @pytest.mark.parametrize("content", [b"", b"\0" * 10240, b"\0" * 100], ids=["no bytes", "only its end", "100 bytes"])
 def test_an_empty_archive(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.tar"
@@ -216,6 +219,7 @@ def test_a_compressed_archive(tmp_path: Path) -> None:
 # Samples that are not like the others.
 
 
+@pytest.mark.case(5)
 def test_a_sample_without_a_field(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     samples = usual()
@@ -239,6 +243,7 @@ def test_a_sample_without_a_field(tmp_path: Path) -> None:
         list(batches)
 
 
+@pytest.mark.case(5)
 def test_the_first_sample_lacks_a_field(tmp_path: Path) -> None:
     samples = usual()
     samples[0] = ("k000", {"cls": b"0"})
@@ -256,6 +261,7 @@ def test_a_field_that_no_sample_has(tmp_path: Path) -> None:
         ps.open(tmp_path / "a.tar", fields=["png"])
 
 
+@pytest.mark.case(5)
 @pytest.mark.parametrize("second", ["npy", "NPY"])
 def test_a_repeated_field(tmp_path: Path, second: str) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
@@ -268,6 +274,7 @@ def test_a_repeated_field(tmp_path: Path, second: str) -> None:
         ps.open(tmp_path / "a.tar")
 
 
+@pytest.mark.case(5)
 def test_a_key_that_comes_again(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", [*usual(3), *usual(1)])
     with pytest.raises(Corrupt, match=r"a\.tar: key 'k000' is not contiguous"):
@@ -330,6 +337,7 @@ BAD_MEMBERS: dict[str, tuple[str, bytes, type, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.case(6)
 @pytest.mark.parametrize("name", BAD_MEMBERS)
 def test_one_bad_member(tmp_path: Path, name: str) -> None:
     field, content, kind, said = BAD_MEMBERS[name]
@@ -356,6 +364,7 @@ BAD_BY_THEMSELVES = [name for name in BAD_MEMBERS if "another" not in name and n
 """Those that need no other sample to be seen as bad."""
 
 
+@pytest.mark.case(6)
 @pytest.mark.parametrize("name", BAD_BY_THEMSELVES)
 def test_the_first_member_is_bad(tmp_path: Path, name: str) -> None:
     """The first sample says what all hold: if it makes no sense, opening says so, and skipping loses it alone."""
@@ -399,6 +408,7 @@ def test_pictures_of_two_sizes_name_both(tmp_path: Path) -> None:
         ps.open(tmp_path / "a.tar")[:]
 
 
+@pytest.mark.case(7)
 @pytest.mark.parametrize("sample", [0, BAD])
 def test_a_picture_that_declares_gigabytes(tmp_path: Path, sample: int) -> None:
     path = tmp_path / "a.tar"
@@ -422,6 +432,7 @@ def test_a_larger_picture_of_a_rare_kind(tmp_path: Path) -> None:
     assert watch.peak_bytes < 32 * MIB
 
 
+@pytest.mark.case(7)
 def test_every_picture_declares_gigabytes(tmp_path: Path) -> None:
     """An archive of them must not pass for a dataset that merely needs a larger budget."""
     write(tmp_path / "a.tar", [(f"k{n}", {"png": png_declaring(50_000, 50_000)}) for n in range(3)])
@@ -429,6 +440,7 @@ def test_every_picture_declares_gigabytes(tmp_path: Path) -> None:
         ps.open(tmp_path / "a.tar")
 
 
+@pytest.mark.case(8)
 def test_every_array_declares_more_than_it_has(tmp_path: Path) -> None:
     content = npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000,)}", bytes(40))
     write(tmp_path / "a.tar", [(f"k{n}", {"npy": content}) for n in range(3)])
@@ -466,6 +478,7 @@ def trap(tmp_path: Path) -> Any:
     assert not marker.exists(), "code from the archive was run"
 
 
+@pytest.mark.case(17)
 @pytest.mark.parametrize("sample", [0, BAD])
 def test_arrays_of_objects_are_not_unpickled(tmp_path: Path, trap: Trap, sample: int) -> None:
     path = tmp_path / "a.tar"
@@ -480,6 +493,7 @@ def test_arrays_of_objects_are_not_unpickled(tmp_path: Path, trap: Trap, sample:
         assert "unpickling" in stats.left_out[0].why
 
 
+@pytest.mark.case(17)
 @pytest.mark.parametrize("field", ["pyd", "pickle", "pkl", "pth", "pt"])
 def test_members_that_hold_objects_are_never_read(tmp_path: Path, trap: Trap, field: str) -> None:
     path = tmp_path / "a.tar"
@@ -499,6 +513,7 @@ def test_pickles_are_no_text_and_no_arrays(tmp_path: Path, trap: Trap, field: st
         ps.open(path, fields=["npy", field])[2]
 
 
+@pytest.mark.case(17)
 def test_pickles_under_other_names(tmp_path: Path, trap: Trap) -> None:
     """Neither numpy's nor Pillow's readers are let loose on bytes that only a pickle could explain."""
     for field in ("npy", "jpg", "cls"):
@@ -511,6 +526,7 @@ def test_pickles_under_other_names(tmp_path: Path, trap: Trap) -> None:
 NAMES = ["../../outside", "/etc/passwd", "a/../../b", "./here", "C:\\windows\\x", "with space", "%s{}", "~root"]
 
 
+@pytest.mark.case(16)
 def test_names_are_keys_and_never_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = tmp_path / "in" / "ner"
     inner.mkdir(parents=True)
@@ -527,6 +543,7 @@ def test_names_are_keys_and_never_paths(tmp_path: Path, monkeypatch: pytest.Monk
 # Archives that change while they are read.
 
 
+@pytest.mark.case(10)
 @pytest.mark.parametrize("how", ["replaced", "rewritten"])
 def test_an_archive_that_changes_in_mid_epoch(tmp_path: Path, how: str) -> None:
     path, other = tmp_path / "a.tar", tmp_path / "other.tar"
@@ -578,6 +595,7 @@ def test_an_archive_that_is_gone(tmp_path: Path) -> None:
 # Shards that do not agree.
 
 
+@pytest.mark.case(11)
 def test_shards_that_differ(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", usual())
     write(tmp_path / "b.tar", [(f"m{n}", {"jpg": picture(n, size=(8, 8)), "cls": b"1"}) for n in range(3)])

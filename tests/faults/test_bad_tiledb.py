@@ -37,6 +37,7 @@ def test_never_written(tmp_path: Path) -> None:
         ps.open(path)
 
 
+@pytest.mark.case(12)
 def test_holes_are_refused_unless_they_are_allowed(tmp_path: Path) -> None:
     path = create(tmp_path / "a", [tiledb.Attr("x", dtype="f8", fill=-1.0)])
     for begin, end, columns in ((0, 6, 4), (8, 20, 4)):
@@ -103,6 +104,7 @@ def test_a_fragment_that_was_removed(array: str) -> None:
         ds[:]
 
 
+@pytest.mark.case(10)
 def test_another_array_under_the_same_name(array: str) -> None:
     ds = ps.open(array)
     shutil.rmtree(array)

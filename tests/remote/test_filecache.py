@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -65,6 +66,7 @@ def test_fetched_once(tmp_path):
         assert os.stat(cache.path(file(0))).st_mode & 0o777 == 0o600
 
 
+@pytest.mark.case(22)
 def test_versions_and_addresses_are_apart():
     one = FileId("http://host/train/a.tar", 10, 5, 0, etag='"x"')
     others = [
@@ -101,6 +103,7 @@ def test_the_limit_holds_while_fetching(tmp_path):
     assert max(seen) <= 2 * SIZE
 
 
+@pytest.mark.case(22)
 def test_what_is_read_is_not_removed(tmp_path):
     cache = FileCache(str(tmp_path), 2 * SIZE, patience_s=0.2)
     with cache.lent(file(0), writing(0)) as descriptor:
@@ -139,6 +142,7 @@ def test_a_copy_of_another_size_is_replaced(tmp_path):
     assert os.path.getsize(cache.path(file(0))) == SIZE
 
 
+@pytest.mark.case(22)
 def test_something_else_under_an_entrys_name_is_refused(tmp_path):
     cache = FileCache(str(tmp_path / "cache"))
     os.mkdir(tmp_path / "cache")
@@ -148,11 +152,51 @@ def test_something_else_under_an_entrys_name_is_refused(tmp_path):
         take(cache, 0)
 
 
+@pytest.mark.case(22)
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
 def test_a_folder_that_anybody_may_write_to_is_refused(tmp_path):
     os.chmod(tmp_path, 0o777)
     with pytest.raises(ConfigError, match="anybody may write"):
         take(FileCache(str(tmp_path)), 0)
+
+
+@pytest.mark.case(22)
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_folder_and_files_are_the_users_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        assert take(FileCache(str(tmp_path / "cache")), 0)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(tmp_path / "cache").st_mode) == 0o700
+    assert {stat.S_IMODE(os.stat(tmp_path / "cache" / name).st_mode) for name in os.listdir(tmp_path / "cache")} == {
+        0o600
+    }
+
+
+@pytest.mark.case(22)
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give files away")
+def test_what_belongs_to_another_user_is_refused(tmp_path):
+    cache = FileCache(str(tmp_path / "cache"))
+    assert take(cache, 0)
+    os.chown(cache.path(file(0)), 65534, 65534)
+    with pytest.raises(Unsafe, match=r"put there by another user \(uid 65534\)"):
+        take(cache, 0)
+    os.unlink(cache.path(file(0)))
+    os.chown(tmp_path / "cache", 65534, 65534)
+    with pytest.raises(ConfigError, match="its owner is another user"):
+        take(cache, 0)
+
+
+@pytest.mark.case(22)
+def test_two_files_of_one_name_are_two_entries(server, tmp_path):
+    for folder, number in (("train", 0), ("val", 1)):
+        server.put(f"{folder}/a.bin", contents(number))
+    server.gives_etag = False
+    some = remote_files(tmp_path, None, OPTIONS)
+    for folder, number in (("train", 0), ("val", 1), ("train", 0)):
+        assert np.array_equal(read(some, f"{server.url}/{folder}/a.bin"), contents(number))
+    assert len(kept(tmp_path)) == 2
 
 
 def test_a_failed_fetch_leaves_nothing(tmp_path):
@@ -333,6 +377,7 @@ def started(tmp_path, *args):
     return subprocess.Popen([sys.executable, script, *map(str, args)], env={**os.environ, "PYTHONPATH": source})
 
 
+@pytest.mark.case(22)
 def test_eight_processes_fetch_each_file_once(server, tmp_path):
     urls = [server.put(str(number), contents(number, 300_000)) for number in range(3)]
     server.latency_s = 0.02
@@ -342,6 +387,7 @@ def test_eight_processes_fetch_each_file_once(server, tmp_path):
     assert len(kept(tmp_path / "cache")) == 3
 
 
+@pytest.mark.case(22)
 def test_processes_share_a_cache_that_is_too_small_for_all(server, tmp_path):
     urls = [server.put(str(number), contents(number, 100_000)) for number in range(5)]
     running = [started(tmp_path, tmp_path / "cache", 450_000, *(urls if n % 2 else urls[::-1])) for n in range(4)]

@@ -4,6 +4,7 @@ import os
 import pickle
 import threading
 import time
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from penstock import stopping
 from penstock.errors import Changed, ConfigError, Missing, Unavailable
 from penstock.fileio import Files
 from penstock.remote import Remote, RemoteOptions
+from penstock.transport import Redirects, _next_hop
 
 PATIENT = RemoteOptions(retries=4, deadline_s=20, connect_timeout_s=5, stall_timeout_s=0.3)
 QUICK = RemoteOptions(retries=3, deadline_s=1, connect_timeout_s=1, stall_timeout_s=0.2)
@@ -252,6 +254,7 @@ def test_compressed_answers_are_refused(server, wrong):
         read(some, file)
 
 
+@pytest.mark.case(21)
 def test_redirects(server, wrong):
     some = files()
     server.put("b.bin", DATA)
@@ -275,6 +278,47 @@ def test_redirects(server, wrong):
         some.identify(path)
 
 
+@pytest.mark.case(21)
+def test_redirects_to_other_hosts_can_be_refused(server, wrong):
+    other = server.put("b.bin", DATA).replace("127.0.0.1", "localhost")
+    for hosts, reached in ((None, True), ((), False), (("elsewhere",), False), (("localhost",), True)):
+        some = files(RemoteOptions(redirect_hosts=hosts))
+        path = some.remote.admit(server.put("a.bin", b"x"))
+        server.once = [wrong.redirect(other)]
+        if reached:
+            assert some.identify(path).size == len(DATA)
+            continue
+        with pytest.raises(
+            Unavailable, match=r"a\.bin: is redirected to another host, http://localhost.*redirect_hosts="
+        ):
+            some.identify(path)
+    server.once = [wrong.redirect(server.put("b.bin", DATA))]
+    assert files(RemoteOptions(redirect_hosts=())).identify(path).size == len(DATA), "the same host is not another"
+    server.once = [wrong.redirect(other)]
+    with pytest.raises(Unavailable, match="redirected more than 0 times"):
+        files(RemoteOptions(redirects=0)).identify(path)
+
+
+@pytest.mark.case(21)
+@pytest.mark.parametrize(
+    "inside", ["127.0.0.1:8080", "localhost", "169.254.169.254", "10.0.0.1", "[::1]", "box.internal"]
+)
+def test_redirects_lead_nowhere_inside(inside):
+    """A server elsewhere must not have this machine ask what only it can reach."""
+    redirects, goal = Redirects(5), f"http://{inside}/latest/meta-data"
+    with pytest.raises(Unavailable, match="inside this machine's own network"):
+        redirects.check(urlsplit("http://data.example.org/a.npy"), goal)
+    redirects.check(urlsplit("http://192.168.0.7/a.npy"), goal)
+    redirects.check(urlsplit("http://data.example.org/a.npy"), "http://cdn.example.com/a.npy")
+
+
+@pytest.mark.case(21)
+def test_no_redirect_from_https_to_http():
+    with pytest.raises(Unavailable, match="redirected from https to"):
+        _next_hop("https://data.example.org/a.npy", "http://data.example.org/a.npy")
+
+
+@pytest.mark.case(21)
 def test_headers_stay_with_their_host(server, wrong):
     some = files(RemoteOptions(headers={"Authorization": "Bearer secret"}))
     other = server.put("b.bin", DATA).replace("127.0.0.1", "localhost")
@@ -305,6 +349,7 @@ def test_an_empty_answer_is_not_asked_for_without_end(server):
     assert len(server.asked) == 1 + QUICK.retries
 
 
+@pytest.mark.case(23)
 @pytest.mark.parametrize("case", ["404", "500", "refused", "changed", "ranges", "found"])
 def test_secrets_are_never_shown(server, wrong, case):
     some = files(RemoteOptions(retries=1, deadline_s=1, stall_timeout_s=0.5, headers={"X": "hidden9"}))

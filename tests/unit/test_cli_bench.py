@@ -1,6 +1,7 @@
 """``penstock bench``: numbers that are measured, a page that stands by itself, and mistakes in one line."""
 
 import json
+import re
 import tarfile
 from html.parser import HTMLParser
 from io import BytesIO
@@ -12,8 +13,12 @@ import h5py
 import numpy as np
 import pytest
 
+import penstock as ps
+from penstock import tally
+from penstock.cli.bench_pictures import ReadMap, mixing
 from penstock.cli.bench_report import page
 from penstock.cli.main import main
+from penstock.order import InOrder, Shuffled
 
 ROWS = 60
 
@@ -108,6 +113,8 @@ TOLD = {
     "budget_bytes": 1000, "planned_bytes": 900, "bottleneck": "a < b & c", "bytes_read": 5, "threads": 2,
     "stages": {"files": 1.0, "decoding": 0.0}, "samples_per_s_if_never_waiting": 3.0,
     "samples_per_s_of_reading_alone": 4.0,
+    "reads": {"files": ["/d/a.h5", "/d/<b>.h5"], "reads": [(0.5, 0, 0.0, 0.5), (1.9, 1, 0.9, 1.0)], "one_of": 4},
+    "mixing": {"samples": [(0.0, 0.9), (0.5, 0.1)], "quality": 0.5},
     "runs": [
         {"name": "penstock", "samples_per_s": 9.0, "peak_bytes": 800, "waited": 0.1, "seconds": 2.0,
          "memory": [(1.0, 500), (2.0, 800)]},
@@ -140,7 +147,7 @@ def test_curves_stay_in_the_picture_and_the_budget_is_drawn_where_it_is() -> Non
     points = [[tuple(map(float, point.split(","))) for point in curve.attrib["points"].split()] for curve in curves]
     assert [len(curve) for curve in points] == [3, 3]
     for curve in points:
-        assert all(70 <= x <= 630 and 14 <= y <= 230 for x, y in curve)
+        assert all(96 <= x <= 630 and 14 <= y <= 226 for x, y in curve)
     (budget,) = drawn(TOLD, "line", "budget")
     half = float(budget.attrib["y1"])
     highest, lowest = points[1][1][1], points[1][0][1]
@@ -151,6 +158,55 @@ def test_a_budget_far_above_is_told_not_drawn() -> None:
     far = {**TOLD, "budget_bytes": 10**6}
     assert drawn(far, "line", "budget") == []
     assert "is far above" in page(far)
+
+
+def test_reads_and_samples_are_drawn_where_they_are() -> None:
+    (reads,) = drawn(TOLD, "path", "reads")
+    marks = [tuple(map(float, re.split("[ v]", mark))) for mark in reads.attrib["d"].split("M")[1:]]
+    assert [x for x, _, _ in marks] == [96 + 534 / 4, pytest.approx(96 + 534 * 0.95, abs=0.1)]
+    (_, above, long), (_, below, short) = marks
+    assert above < below
+    assert long > short
+    (samples,) = drawn(TOLD, "path", "mixing")
+    assert samples.attrib["d"].count("M") == 2
+    assert "one read of 4" in page(TOLD)
+    assert "file 2 is &lt;b&gt;.h5" in page(TOLD)
+    assert "quality is 0.50" in page(TOLD)
+    nothing = {**TOLD, "reads": {"files": [], "reads": [], "one_of": 1}}
+    assert "Nothing was read" in page(nothing)
+
+
+def test_what_is_read_is_noted_whichever_way(tmp_path: Path) -> None:
+    np.save(tmp_path / "small.npy", np.zeros((50, 4)))  # gathered from a mapping
+    np.save(tmp_path / "large.npy", np.zeros((4, 20_000)))
+    for name, rows, row_bytes in (("small.npy", [3, 40], 32), ("large.npy", [2, 0], 160_000)):
+        seen: list[tuple[str, list[int], int]] = []
+        with tally.watched(lambda path, begins, count, seen=seen: seen.append((path, list(begins), count))):
+            assert len(ps.open(tmp_path / name)[rows]["data"]) == 2
+        found = [(path, begin, count) for path, begins, count in seen for begin in begins if count == row_bytes]
+        assert sorted(found) == sorted((str(tmp_path / name), 128 + row * row_bytes, row_bytes) for row in rows)
+
+
+def test_a_map_of_many_reads_keeps_some_of_all() -> None:
+    reads = ReadMap()
+    for number in range(10_000):
+        reads.note("a", (number,), 1)
+    reads.note("b", np.arange(8000), 1)
+    told = reads.told()
+    assert told["files"] == ["a", "b"]
+    assert 500 <= len(told["reads"]) <= 2000
+    assert told["one_of"] == 16
+    places = [begin for _, number, begin, _ in told["reads"] if number == 0]
+    assert min(places) < 0.01
+    assert max(places) > 0.99
+    assert sum(number for _, number, _, _ in told["reads"]) == pytest.approx(500, abs=2)
+
+
+def test_mixing_shows_the_order() -> None:
+    assert mixing(InOrder(4))["samples"] == [(0.0, 0.0), (0.25, 0.25), (0.5, 0.5), (0.75, 0.75)]
+    cloud = mixing(Shuffled(100_000, 1))["samples"]
+    assert len(cloud) == 1500
+    assert np.mean([row for _, row in cloud]) == pytest.approx(0.5, abs=0.05)
 
 
 def test_html_is_written(session: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

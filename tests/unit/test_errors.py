@@ -41,6 +41,7 @@ def test_takes_one_string_and_survives_pickling(kind):
     assert str(again) == str(error) == "expected 3 rows, got 4: ask for fewer"
 
 
+@pytest.mark.case(26)
 @pytest.mark.parametrize("kind", EXCEPTIONS, ids=lambda kind: kind.__name__)
 def test_survives_being_rebuilt_by_torch_workers(kind):
     # torch.utils.data rebuilds a worker's error as ``type(error)(text)``.

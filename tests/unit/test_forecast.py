@@ -15,7 +15,7 @@ from penstock.errors import BudgetExceeded, ConfigError
 from penstock.fileio import Handle
 from penstock.forecast import format_seconds
 from penstock.rivals import Habits, Job, rivals
-from penstock.trial import Trial, try_out
+from penstock.trial import Trial, _second_half, is_settled, try_out
 
 ROWS = 48
 RNG = np.random.default_rng(7)
@@ -255,3 +255,34 @@ def test_webdataset_within_a_quarter_of_what_it_took(
 )
 def test_seconds_as_told(seconds: float, told: str) -> None:
     assert format_seconds(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("rates", "settled"),
+    [
+        ([5, 5, 5, 5], True),
+        ([9, 2, 5, 5], True),  # what comes first does not count
+        ([5, 5, 5, 7], False),
+        ([5, 5, 0, 5], False),
+        ([5, 5, 5, 0], False),
+    ],
+)
+def test_a_trial_ends_early_where_the_rate_has_settled(rates: list[int], settled: bool) -> None:
+    looks, passed = [(0.0, 0, 0)], 0
+    for number in range(20):
+        passed += rates[number // 5]
+        looks.append((0.02 * (number + 1), 0, passed))
+    assert is_settled(looks) == settled
+    assert is_settled([(time, passed, 0) for time, _, passed in looks]) == settled
+    assert not is_settled(looks[:10])  # too early to say
+
+
+def test_a_few_large_reads_are_no_rate_yet() -> None:
+    looks = [(0.02 * number, 0, 1000 * (number // 5)) for number in range(21)]
+    assert not is_settled(looks)
+
+
+def test_where_no_batch_is_whole_yet_bytes_of_the_second_half_count() -> None:
+    looks = [(0.0, 0, 0), (0.5, 0, 0), (1.0, 0, 500)]
+    assert _second_half(looks, None) == Trial(0.5, 0, 500)
+    assert _second_half([(0.0, 0, 0), (0.5, 8, 400), (1.0, 8, 500)], None) == Trial(1.0, 8, 500)

@@ -101,6 +101,7 @@ def test_columns_name_every_sample(ds: ps.Dataset, sessions: Path) -> None:
             assert len(keys) == len(index)
 
 
+@pytest.mark.case(15)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("batch_size", [1, 4, 7])
 def test_ranks_share_an_epoch(ds: ps.Dataset, world_size: int, batch_size: int) -> None:

@@ -3,7 +3,8 @@
 import gc
 import os
 import threading
-from queue import Empty
+import time
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -27,18 +28,17 @@ def make(count=3, rows=4, fields=FIELDS):
 
 
 def free_numbers(slots):
-    numbers = []
-    try:
-        while True:
-            numbers.append(slots.free.get_nowait())
-    except Empty:
-        for number in numbers:
-            slots.free.put(number)
-        return sorted(numbers)
+    numbers = list(iter(slots.take, None))
+    for number in numbers:
+        slots.give_back(number)
+    return sorted(numbers)
 
 
 def take(slots):
-    return slots.free.get(timeout=5)
+    until = time.monotonic() + 5
+    while (number := slots.take()) is None:
+        assert time.monotonic() < until
+    return number
 
 
 def fill(slots, number, value):
@@ -220,7 +220,14 @@ def test_returned_from_another_thread():
     slots = make(count=2)
     batches = [slots.lend(take(slots), 4) for _ in range(2)]
     got = []
-    waiting = threading.Thread(target=lambda: got.append(slots.free.get(timeout=10)))
+    bell = SimpleQueue()
+    slots.ring(bell)  # also for what is lent already
+
+    def wait():
+        bell.get(timeout=10)
+        got.append(slots.take())
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     other = threading.Thread(target=batches.pop)
     other.start()

@@ -97,9 +97,11 @@ def test_chunks_that_were_never_written_are_counted(tmp_path: Path, capsys: pyte
     zarr = pytest.importorskip("zarr")
     array = zarr.create_array(str(tmp_path / "a.zarr"), shape=(6, 40), chunks=(1, 40), dtype="i2")
     array[:4] = 1
-    assert verify(ps.open(tmp_path / "a.zarr")).filled == 2
-    assert main(["inspect", str(tmp_path / "a.zarr"), "--deep"]) == 0
+    assert verify(ps.open(tmp_path / "a.zarr", allow_fill=True)).filled == 2
+    assert main(["inspect", str(tmp_path / "a.zarr"), "--deep", "--allow-fill"]) == 0
     assert "never written: 2 chunks" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "a.zarr"), "--deep"]) == 1
+    assert "2 cannot be read" in capsys.readouterr().out
 
 
 def test_ctrl_c_ends_it_at_once_and_tidily(tmp_path: Path) -> None:

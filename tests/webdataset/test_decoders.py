@@ -261,6 +261,7 @@ class Marker:
         return (pytest.fail, ("it was unpickled",))
 
 
+@pytest.mark.case(17)
 @pytest.mark.parametrize("name", ["pyd", "pickle", "pkl", "pth", "x.pyd"])
 def test_pickles_are_refused(name):
     data = pickle.dumps(Marker())

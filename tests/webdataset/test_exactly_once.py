@@ -49,6 +49,7 @@ def numbers(batch):
     return labels.tolist()
 
 
+@pytest.mark.case(15)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_every_sample_once_over_all_ranks(shards, world, shuffle):

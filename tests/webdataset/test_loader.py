@@ -25,6 +25,7 @@ def loaded(dataset, workers, **how):
     return list(DataLoader(dataset, batch_size=None, num_workers=workers, **how))
 
 
+@pytest.mark.case(15)
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("counts", [[8], [5, 4], [2] * 5], ids=repr)
 def test_every_sample_once(numbered, counts, workers):

@@ -9,17 +9,20 @@ import json
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import penstock
+from penstock import tally
 from penstock.cli.bench_contenders import CONTENDERS, Job
+from penstock.cli.bench_pictures import ReadMap, mixing
 from penstock.cli.bench_report import page
 from penstock.cli.demo_training import Watch
 from penstock.cli.progress import Progress
 from penstock.cli.training_arguments import add_training_arguments, count, none_or_more, opened
 from penstock.errors import ConfigError
-from penstock.loader import memory_limit
+from penstock.loader import memory_limit, order_of
 from penstock.sizes import format_size
 from penstock.stats import Stats
 
@@ -80,11 +83,11 @@ def run(args: argparse.Namespace) -> int:
     job = Job(
         ds, tuple(args.columns or ds.fields), args.batch_size, args.workers, args.shuffle_buffer, args.mask is None
     )
-    ours, stats = _penstock(job, args, limit)
+    ours, stats, pictures = _penstock(job, args, limit)
     runs = [ours, *(_other(name, job, args, limit) for name in others)]
     told = _numbers(runs, stats, limit)
     if args.html:
-        _write(args.html, page(told))
+        _write(args.html, page({**told, **pictures}))
     print(json.dumps(told, indent=2) if args.json else _report(runs, stats, limit))
     return 1 if ours.peak_bytes > limit else 0
 
@@ -97,15 +100,18 @@ def _write(path: str, text: str) -> None:
         raise ConfigError(f"--html {path}: cannot be written: {error.strerror}") from None
 
 
-def _penstock(job: Job, args: argparse.Namespace, limit: int) -> tuple[Run, Stats]:
+def _penstock(job: Job, args: argparse.Namespace, limit: int) -> tuple[Run, Stats, dict[str, Any]]:
     columns = None if args.columns is None else job.columns
     watch = Watch(limit)
     threads: Any = args.threads or "auto"
     with penstock.Loader(
         job.ds, batch_size=job.batch_size, shuffle=True, memory=limit, threads=threads, columns=columns, output="numpy"
     ) as loader:
-        ours = _timed("penstock", loader, watch, job, args)
-        return ours, loader.stats()
+        reads = ReadMap()
+        with tally.watched(reads.note) if args.html else nullcontext():
+            ours = _timed("penstock", loader, watch, job, args)
+        mixed = {**mixing(order_of(job.ds, True, 0, None)), "quality": loader.plan.shuffle_quality}
+        return ours, loader.stats(), {"reads": reads.told(), "mixing": mixed}
 
 
 def _other(name: str, job: Job, args: argparse.Namespace, limit: int) -> Run:

@@ -1,5 +1,6 @@
 """``report.html``: one page that needs nothing else. Pictures are SVG in it; its style follows the reader's device."""
 
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from penstock.sizes import format_size
 
 WIDE, HIGH = 640, 260
-LEFT, RIGHT, TOP, BOTTOM = 70, 10, 14, 30
+LEFT, RIGHT, TOP, BOTTOM = 96, 10, 14, 34
 COLOURS = 4
 """Named c0 … in the style."""
 
@@ -19,11 +20,12 @@ STYLE = """
           --c0: #6cb2ff; --c1: #ff9a66; --c2: #6fd08c; --c3: #c79bf2; --limit: #ff8a80; } }
 body { margin: 0 auto; max-width: 44rem; padding: 1rem; background: var(--paper); color: var(--ink);
        font: 16px/1.5 system-ui, sans-serif; }
-svg { width: 100%; height: auto; } svg text { fill: var(--faint); font: 12px system-ui, sans-serif; }
+svg { width: 100%; height: auto; } svg text { fill: var(--faint); font: 13px system-ui, sans-serif; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: right; padding: .3rem .5rem; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; }
-@media (max-width: 30rem) { body { font-size: 15px; padding: .6rem; } th, td { padding: .25rem .3rem; } }
+@media (max-width: 34rem) { body { font-size: 15px; padding: .6rem; } th, td { padding: .25rem .3rem; }
+  svg text { font-size: 20px; } .reads, .mixing { stroke-width: 4; } }
 """
 
 
@@ -40,6 +42,10 @@ def page(told: Mapping[str, Any]) -> str:
 {_bars(runs)}
 <h2>Memory over time</h2>
 {_memory(runs, told["budget_bytes"])}
+<h2>What was read when</h2>
+{_reads(told["reads"], runs[0]["seconds"])}
+<h2>How samples were mixed</h2>
+{_mixing(told["mixing"])}
 <h2>Where the reading threads' time went</h2>
 {_stages(told["stages"])}
 <p>{format_size(told["planned_bytes"])} planned of a budget of {format_size(told["budget_bytes"])};
@@ -69,10 +75,10 @@ def _stages(stages: Mapping[str, float]) -> str:
 
 def _horizontal(rows: Sequence[tuple[str, float, str]]) -> str:
     """A bar a row, what it is and how much above it."""
-    most, step = max(value for _, value, _ in rows) or 1, 44
+    most, step = max(value for _, value, _ in rows) or 1, 52
     drawn = "".join(
-        f'<text x="0" y="{number * step + 14}">{escape(name)}: {escape(told)}</text>'
-        f'<rect x="0" y="{number * step + 19}" width="{max(1, WIDE * value / most):.1f}" height="16" '
+        f'<text x="0" y="{number * step + 18}">{escape(name)}: {escape(told)}</text>'
+        f'<rect x="0" y="{number * step + 25}" width="{max(1, WIDE * value / most):.1f}" height="16" '
         f'fill="var(--c{number % COLOURS})"/>'
         for number, (name, value, told) in enumerate(rows)
     )
@@ -107,16 +113,80 @@ def _memory(runs: Sequence[Mapping[str, Any]], budget_bytes: int) -> str:
         f'<span style="color:var(--c{number % COLOURS})">■</span> {escape(run["name"])} '
         for number, run in enumerate(runs)
     )
-    note = "" if shown else f" The budget, {format_size(budget_bytes)}, is far above."
+    note = "" if shown else f"<br/>The budget, {format_size(budget_bytes)}, is far above."
     return f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img">{"".join(parts)}</svg><p>{legend}{note}</p>'
 
 
+def _reads(told: Mapping[str, Any], seconds: float) -> str:
+    """A band for each file, its first byte at the top; a mark for each read."""
+    files, end = told["files"], max(seconds, 1e-9)
+    if not files:
+        return "<p>Nothing was read from files that this process opened itself.</p>"
+    high = min(HIGH, max(80, 28 * len(files))) + TOP + BOTTOM
+    band = (high - TOP - BOTTOM) / len(files)
+    marks = "".join(
+        f"M{LEFT + (WIDE - LEFT - RIGHT) * min(at, end) / end:.1f} {TOP + band * (number + 0.1 + 0.8 * begin):.1f}"
+        f"v{max(2, 0.8 * band * (stop - begin)):.1f}"
+        for at, number, begin, stop in told["reads"]
+    )
+    lines = "".join(
+        f'<line x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{TOP + band * number:.1f}" y2="{TOP + band * number:.1f}" '
+        f'stroke="var(--line)"/>'
+        for number in range(len(files) + 1)
+    )
+    step = -(-len(files) * 24 // (high - TOP - BOTTOM))  # as many names as there is room for
+    names = "".join(
+        f'<text x="{LEFT - 6}" y="{TOP + band * (number + 0.5) + 4:.1f}" text-anchor="end">file {number + 1}</text>'
+        for number in range(0, len(files), step)
+    )
+    some = "every read" if told["one_of"] == 1 else f"one read of {told['one_of']:,}"
+    first, last = (escape(os.path.basename(name.rstrip("/"))) for name in (files[0], files[-1]))
+    which = f"file 1 is {first}" if len(files) == 1 else f"file 1 is {first}, file {len(files)} is {last}"
+    return (
+        f'<svg viewBox="0 0 {WIDE} {high:.0f}" role="img" aria-label="read map">{lines}{names}'
+        f'<path class="reads" d="{marks}" stroke="var(--c0)" stroke-width="2" fill="none"/>'
+        f"{_times(high - BOTTOM, end)}</svg>"
+        f"<p>From left to right the run, from top to bottom each file from its first byte to its last: a mark for "
+        f"{some}; {which}.</p>"
+    )
+
+
+def _mixing(told: Mapping[str, Any]) -> str:
+    """Where each sample comes from: a cloud if well mixed, a line if not mixed at all."""
+    side = HIGH - TOP - BOTTOM
+    marks = "".join(
+        f"M{LEFT + (WIDE - LEFT - RIGHT) * position:.1f} {TOP + side * row:.1f}h2" for position, row in told["samples"]
+    )
+    wide = WIDE - LEFT - RIGHT
+    frame = f'<rect x="{LEFT}" y="{TOP}" width="{wide}" height="{side}" fill="none" stroke="var(--line)"/>'
+    texts = (
+        f'<text x="{LEFT - 6}" y="{TOP + 10}" text-anchor="end">first</text>'
+        f'<text x="{LEFT - 6}" y="{TOP + side}" text-anchor="end">last row</text>'
+        f'<text x="{LEFT}" y="{HIGH - BOTTOM + 22}">epoch begins</text>'
+        f'<text x="{WIDE - RIGHT}" y="{HIGH - BOTTOM + 22}" text-anchor="end">epoch ends</text>'
+    )
+    told_of = "" if told["quality"] is None else f"The quality is {told['quality']:.2f}; 1.00 is a uniform shuffle. "
+    return (
+        f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="shuffle">{frame}{texts}'
+        f'<path class="mixing" d="{marks}" stroke="var(--c0)" stroke-width="2" fill="none"/></svg>'
+        f"<p>{told_of}A mark for each of {len(told['samples']):,} samples: when it comes, and which row it is. "
+        f"A cloud is well mixed; bands and lines are not.</p>"
+    )
+
+
+def _times(y: float, end: float) -> str:
+    places = [(LEFT + (WIDE - LEFT - RIGHT) * share, share * end) for share in (0, 0.25, 0.5, 0.75, 1)]
+    return "".join(
+        f'<text x="{x:.1f}" y="{y + 22:.1f}" text-anchor="{anchor}">{seconds:.1f} s</text>'
+        for (x, seconds), anchor in zip(places, ("start", "middle", "middle", "middle", "end"), strict=True)
+    )
+
+
 def _axis(place: Any, end: float, top: float) -> str:
+    """Lines and sizes from bottom to top, seconds below."""
     lines = []
     for share in (0, 0.25, 0.5, 0.75, 1):
         x, y = place(0, share * top)
         lines.append(f'<line x1="{x}" x2="{WIDE - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
         lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{format_size(share * top)}</text>')
-        x, y = place(share * end, 0)
-        lines.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{share * end:.1f} s</text>')
-    return "".join(lines)
+    return "".join(lines) + _times(HIGH - BOTTOM, end)

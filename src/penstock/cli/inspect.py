@@ -4,6 +4,7 @@ import argparse
 
 import penstock
 from penstock.cli.progress import Progress
+from penstock.dataset import OnError
 from penstock.verification import verify
 
 EXAMPLES = """examples:
@@ -27,13 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fields", nargs="+", metavar="NAME", help="these fields only")
     parser.add_argument("--skip", action="store_true", help="go on where a file cannot be opened, and say which")
     parser.add_argument("--deep", action="store_true", help="read every chunk or member, and list what cannot be read")
+    parser.add_argument("--allow-fill", action="store_true", help="take fill values for chunks that were never written")
     parser.add_argument("--memory", metavar="SIZE", help="the most that --deep may hold; little, if left out")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found; 1 if something had to be left out."""
     path = args.path[0] if len(args.path) == 1 else args.path
-    ds = penstock.open(path, fields=args.fields, on_error="skip" if args.skip or args.deep else "raise")
+    on_error: OnError = "skip" if args.skip or args.deep else "raise"
+    ds = penstock.open(path, fields=args.fields, on_error=on_error, allow_fill=args.allow_fill)
     found = penstock.inspect(ds)
     print(found, flush=True)
     unreadable = _read_all(ds, args.memory) if args.deep else 0

@@ -33,8 +33,9 @@ UNREAD = 141  # 128 + SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; ``argv`` is ``sys.argv[1:]`` unless given."""
     given = sys.argv[1:] if argv is None else list(argv)
-    args = _parser(given).parse_args(given)
+    name = " ".join(["penstock", *[word for word in given[:1] if word in COMMANDS]])
     try:
+        args = _parsed(given)
         code = int(importlib.import_module(f"penstock.cli.{args.command}").run(args))
         sys.stdout.flush()
         return code
@@ -43,11 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except PenstockError as error:
-        print(f"penstock {args.command}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return UNDOABLE
-    except KeyboardInterrupt:
-        print(f"\npenstock {args.command}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        interrupt.with_traceback(None)  # it may hold a bar that was just begun, which takes its leave when it dies
+        print(f"\n{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _parsed(given: Sequence[str]) -> argparse.Namespace:
+    try:
+        return _parser(given).parse_args(given)
+    finally:
+        sys.stdout.flush()  # --help is piped as well
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:

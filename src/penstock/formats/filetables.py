@@ -5,6 +5,7 @@ its name alone, or by its name without ending. The other columns become fields: 
 """
 
 import csv
+import io
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from penstock.errors import ConfigError, Corrupt, DataError, Missing, SchemaMismatch
+from penstock.fileio import open_steady
 from penstock.folderindex import FileList
 from penstock.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.store import Out, check_rows, digest
@@ -151,7 +153,7 @@ def _stem(name: str) -> str:
 
 def _csv(path: str) -> dict[str, Column]:
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_steady(path), newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)
             header = next(lines, [])
             texts, ends = [bytearray() for _ in header], [array("q") for _ in header]

@@ -22,7 +22,7 @@ from penstock.folderindex import FileList
 from penstock.formats import filetables
 from penstock.formats.filetables import ColumnStore
 from penstock.formats.samples import MOST_TRIED, count_pixels
-from penstock.members import Kind, Picture
+from penstock.members import Kind, Picture, check_length
 from penstock.spec import IN_MEMORY, MANIFEST
 from penstock.store import ExtentStore, Store
 
@@ -111,7 +111,7 @@ def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenO
     offsets = np.broadcast_to(np.int64(0), len(files))
     array = LooseFiles(
         where, name, np.dtype(np.uint8), (), len(files), offsets, files.sizes, files.names, None, files.index_bytes,
-        "*", "files of a folder", files.mtimes, files.inodes, files.saved,
+        "*", "files of a folder", options.members.max_member_bytes, files.mtimes, files.inodes, files.saved,
     )  # fmt: skip
     kind = _kind(array, kind_of, options)
     return replace(array, stored=kind.dtype, shape=kind.shape, kind=kind)
@@ -121,10 +121,11 @@ def _kind(array: LooseFiles, kind_of: "partial[Kind]", options: "OpenOptions") -
     """What the first file holds, which all must; or the first that can be read, where bad ones are skipped."""
     first_error: DataError | None = None
     for row in range(min(array.rows, MOST_TRIED if options.on_error == "skip" else 1)):
-        data = np.empty(int(array.lengths[row]), np.uint8)
-        with options.files.lend(array.file_at(row)) as handle:
-            handle.read_into(0, data)
         try:
+            check_length(int(array.lengths[row]), options.members.max_member_bytes)
+            data = np.empty(int(array.lengths[row]), np.uint8)
+            with options.files.lend(array.file_at(row)) as handle:
+                handle.read_into(0, data)
             kind = kind_of(data.tobytes())
             wanted = options.members
             if isinstance(kind, Picture) and wanted.size is not None:

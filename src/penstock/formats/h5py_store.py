@@ -1,7 +1,7 @@
 """Rows that h5py must read: exact for every layout, and one thread at a time."""
 
 import errno
-import threading
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from math import prod
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock import forks
 from penstock.errors import ConfigError, Corrupt, PenstockError, Truncated, Unavailable
 from penstock.extents import FileId
 from penstock.fileio import Files
@@ -80,11 +81,23 @@ def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
 def _explained(file: FileId, error: OSError) -> PenstockError:
     if "truncated" in str(error):
         return Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT):
+    if error.errno in (errno.EACCES, errno.EPERM, errno.ENOENT):
         return Unavailable(f"{file.path}: cannot be read ({error}); check the path and its permissions")
     return Corrupt(
         f"{file.path}: not a whole HDF5 file ({file.size:,} bytes; {error}); fetch it again, or leave it out"
     )
+
+
+def _beside(h5: Any, path: str, name: str) -> Any:
+    """A dataset whose other files, if it has any, are looked for beside the file: else it is where the process runs."""
+    import h5py
+
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    if not is_remote(path):
+        folder = os.fsencode(os.path.dirname(os.path.realpath(path)))
+        access.set_efile_prefix(folder)
+        access.set_virtual_prefix(folder)
+    return h5py.Dataset(h5py.h5d.open(h5.id, name.encode(), access))
 
 
 class Layout(sliced.Layout):
@@ -110,7 +123,7 @@ class Layout(sliced.Layout):
 
 
 # h5py serialises itself; this lock keeps one file open at a time and one chunk cache in memory.
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = forks.Lock()
 
 
 class H5pyStore(SlicedStore):
@@ -138,7 +151,7 @@ class H5pyStore(SlicedStore):
     def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         cache_bytes = max((self.layouts[name].cache_bytes for name in names), default=0)
         with _ONE_AT_A_TIME, opened(self.file, self._files, cache_bytes) as h5:
-            yield h5
+            yield {name: _beside(h5, self.file.path, name) for name in names}
 
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         try:

@@ -1,8 +1,9 @@
 """Where the rows of an HDF5 dataset lie, as far as that can be told without h5py's help in reading them."""
 
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice, product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,10 @@ import numpy as np
 from penstock import codecs, index
 from penstock.errors import Missing, Truncated
 from penstock.extents import NEVER_WRITTEN, Chunks, ChunkTable, CodecId, Contiguous, Extents, FileId, KnownTable
+from penstock.formats import hdf5_btree
+from penstock.formats.hdf5_btree import NotUnderstood
 from penstock.sizes import KiB
+from penstock.urls import is_remote
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -67,6 +71,15 @@ class Found:
         """What rewrites it with one row a chunk."""
         whole = "x".join(str(1 if axis == self.axis else size) for axis, size in enumerate(self.shape))
         return f"h5repack -l {self.name}:CHUNK={whole} OLD NEW"
+
+    def holes(self) -> dict[int, int]:
+        """Chunks that were never written, by block of rows."""
+        written: Counter[int] = Counter()
+        step = self.dataset.chunks[self.axis]
+        self.dataset.id.chunk_iter(lambda chunk: written.update((chunk.chunk_offset[self.axis] // step,)))
+        across = prod(self.grid) // self.grid[self.axis]
+        blocks = range(self.grid[self.axis])
+        return {block: across - written[block] for block in blocks if written[block] < across}
 
     def never_written(self, there: str) -> Missing:
         """The error for a dataset of which only some is there."""
@@ -148,7 +161,7 @@ def _chunks(found: Found, known: tuple[CodecId, ...], options: "OpenOptions") ->
         file, found.name, dataset.dtype, _without(found.shape, axis), found.rows, dataset.chunks[axis],
         _without(dataset.chunks, axis), table, known, axis,
         np.asarray(dataset.fillvalue, dataset.dtype).tobytes() if options.allow_fill else None,
-        remedy=found.remedy,
+        remedy=found.remedy, fill_told=str(dataset.fillvalue),
     )  # fmt: skip
     if options.on_error == "raise":
         _check_table(array, found)
@@ -161,31 +174,30 @@ def _without(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 def walk(found: Found) -> KnownTable | None:
     """The whole chunk table, in one pass over the file's own index; None if that has chunks where there can be none."""
-    dataset, grid = found.dataset, found.grid
-    offsets = np.full(prod(grid), NEVER_WRITTEN, np.int64)
-    lengths = np.zeros(prod(grid), np.uint32)
-    skipped = np.zeros(0, np.uint32)
-    # Files list their chunks in C order as a rule; then their coordinates need not be turned into numbers.
-    in_order = product(*(range(0, size, step) for size, step in zip(found.shape, dataset.chunks, strict=True)))
-    done, regular, outside = 0, True, 0
-    waiting: list[Any] = []
+    if not found.file.growing and not is_remote(found.file.path):
+        with suppress(NotUnderstood):
+            return _by_nodes(found)
+    return _one_by_one(found)
+
+
+def _by_nodes(found: Found) -> KnownTable | None:
+    """Without the library, where the index is of the usual kind."""
+    import h5py
+
+    columns = _Columns(found)
+    low, high = h5py.h5g.get_objinfo(found.dataset.id, b".").objno  # h5o.get_info would walk through all chunks
+    for piece in hdf5_btree.chunks(found.file, found.dataset, low | high << 32, found.grid):
+        columns.put(piece["corner"].astype(np.int64), piece["place"], piece["size"], piece["mask"])
+    return columns.table()
+
+
+def _one_by_one(found: Found) -> KnownTable | None:
+    """Through the library."""
+    columns, waiting = _Columns(found), list[Any]()
 
     def take() -> None:
-        nonlocal done, regular, outside, skipped
         corners, masks, places, sizes = zip(*waiting, strict=True)
-        regular = regular and list(corners) == list(islice(in_order, len(corners)))
-        kept: Any = slice(None)
-        at: Any = slice(done, done + len(corners))
-        if not regular:
-            along = np.asarray(corners) // dataset.chunks
-            kept = (along < grid).all(axis=1)
-            outside += len(kept) - int(kept.sum())
-            at = np.ravel_multi_index(tuple(along[kept].T), grid)
-        offsets[at], lengths[at] = np.asarray(places)[kept], np.asarray(sizes)[kept]
-        if any(masks):
-            skipped = skipped if len(skipped) else np.zeros(len(offsets), np.uint32)
-            skipped[at] = np.asarray(masks)[kept]
-        done += len(corners)
+        columns.put(np.asarray(corners), np.asarray(places), np.asarray(sizes), np.asarray(masks))
         waiting.clear()
 
     def visit(chunk: Any) -> None:
@@ -193,21 +205,53 @@ def walk(found: Found) -> KnownTable | None:
         if len(waiting) == WALK_PIECE:
             take()
 
-    dataset.id.chunk_iter(visit)
+    found.dataset.id.chunk_iter(visit)
     if waiting:
         take()
-    if outside and not found.file.growing:  # where it may have chunks that came since it was looked at
-        return None
+    return columns.table()
 
-    def turned(column: np.ndarray) -> np.ndarray:
-        moved = np.moveaxis(column.reshape(grid), found.axis, 0)
-        return np.ascontiguousarray(moved).reshape(grid[found.axis], -1)
 
-    written = lengths[offsets != NEVER_WRITTEN]
-    alike = len(written) and bool((written == written[0]).all())
-    return KnownTable(
-        turned(offsets), int(written[0]) if alike else turned(lengths), turned(skipped) if len(skipped) else None
-    )
+class _Columns:
+    """A table that is being filled."""
+
+    def __init__(self, found: Found) -> None:
+        self.found, self.grid, self._steps = found, found.grid, found.dataset.chunks
+        self.offsets = np.full(prod(self.grid), NEVER_WRITTEN, np.int64)
+        self.lengths = np.zeros(prod(self.grid), np.uint32)
+        self.skipped = np.zeros(0, np.uint32)
+        self.outside = 0
+
+    def put(self, corners: np.ndarray, places: np.ndarray, sizes: np.ndarray, masks: np.ndarray) -> None:
+        """Some chunks: where each begins in the dataset and in the file, its length, and the filters it skipped."""
+        # Axis by axis: numpy divides by one number several times faster than by one a column.
+        along = [column // step for column, step in zip(corners.T, self._steps, strict=True)]
+        if any(int(column.max()) >= size for column, size in zip(along, self.grid, strict=True)):
+            inside = np.all([column < size for column, size in zip(along, self.grid, strict=True)], axis=0)
+            self.outside += len(inside) - int(inside.sum())
+            along = [column[inside] for column in along]
+            places, sizes, masks = places[inside], sizes[inside], masks[inside]
+        at = np.ravel_multi_index(tuple(along), self.grid)
+        self.offsets[at], self.lengths[at] = places, sizes
+        if masks.any():
+            self.skipped = self.skipped if len(self.skipped) else np.zeros(len(self.offsets), np.uint32)
+            self.skipped[at] = masks
+
+    def table(self) -> KnownTable | None:
+        """All that was put; None if some of it lies where nothing can."""
+        if self.outside and not self.found.file.growing:  # where it may have chunks that came since it was looked at
+            return None
+        written = self.lengths[self.offsets != NEVER_WRITTEN]
+        alike = len(written) and bool((written == written[0]).all())
+        lengths = int(written[0]) if alike else self._turned(self.lengths)
+        return KnownTable(
+            self._turned(self.offsets), lengths, self._turned(self.skipped) if len(self.skipped) else None
+        )
+
+    def _turned(self, column: np.ndarray) -> np.ndarray:
+        """Blocks of rows first."""
+        axis = self.found.axis
+        moved = np.moveaxis(column.reshape(self.grid), axis, 0)
+        return np.ascontiguousarray(moved).reshape(self.grid[axis], -1)
 
 
 def _check_table(array: Chunks, found: Found) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock import lmdbkeys, lmdbwalk, members, tarindex, values
-from penstock.errors import ConfigError, DecodeFailed, Missing, SchemaMismatch, Unsafe
+from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, Missing, SchemaMismatch, Unsafe
 from penstock.extents import Extents, FileId
 from penstock.formats.samples import Samples
 from penstock.lmdbwalk import MAGIC, MAGIC_AT
@@ -75,9 +75,10 @@ def _columns(samples: Samples) -> dict[str, int]:
 
 
 def _is_picture(samples: Samples) -> bool:
-    head = samples.value(0, 0)[: members.HEAD_BYTES]
     try:
-        return read_header(head) is not None
+        return read_header(samples.value(0, 0)[: members.HEAD_BYTES]) is not None
+    except LimitExceeded:  # told when its kind is asked for
+        return False
     except DecodeFailed:  # a picture, and its header is longer
         return True
 

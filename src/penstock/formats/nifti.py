@@ -16,7 +16,7 @@ import numpy as np
 from penstock import tally
 from penstock.errors import ConfigError, Corrupt, SchemaMismatch, Truncated
 from penstock.extents import Chunks, FileId, KnownTable
-from penstock.fileio import Files, Handle
+from penstock.fileio import Files, Handle, open_steady
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath
@@ -140,7 +140,7 @@ def open_file(path: str, options: "OpenOptions") -> Store:
 
 def is_gzipped(path: str) -> bool:
     """Whether a gzip file holds an image."""
-    with open(path, "rb") as file:
+    with open_steady(path) as file:
         head = _first(file.read(4 * HEAD_BYTES))
     return head[344:347] == b"n+1" or head[4:7] == b"n+2"
 

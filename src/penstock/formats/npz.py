@@ -10,6 +10,7 @@ import numpy as np
 from penstock.combine import side_by_side
 from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch
 from penstock.extents import Contiguous, Extents
+from penstock.fileio import open_steady
 from penstock.formats.held import HeldStore, check_can_be_held
 from penstock.formats.rows import common_rows
 from penstock.members import HEAD_BYTES, Npy
@@ -24,7 +25,7 @@ COMPRESSED = "saved by np.savez_compressed, whose arrays can only be decoded fro
 
 def is_npz(path: str) -> bool:
     """Whether a zip archive begins with an array."""
-    with open(path, "rb") as file:
+    with open_steady(path) as file:
         header = file.read(HEADER_BYTES)
         name = file.read(int.from_bytes(header[26:28], "little"))
     return name.endswith(b".npy")

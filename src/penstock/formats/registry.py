@@ -26,14 +26,16 @@ class OpenOptions:
     """What the caller of ``open`` asked for."""
 
     fields: tuple[str, ...] | None = None
-    allow_fill: bool | None = None
-    """None: as the format has it. HDF5 refuses what was never written, Zarr defines it to be the fill value."""
+    allow_fill: bool = False
+    """Whether the fill value stands for what was never written; it is an error otherwise, whatever the format says."""
     files: Files = field(default_factory=Files)
     row_axis: int | Mapping[str, int] = 0
     swmr: bool = False
     on_error: Literal["raise", "skip"] = "raise"
     index_folder: str | None = None
     """Where tables of many chunks are kept; None keeps none."""
+    allow_external: tuple[str, ...] = ()
+    """Folders that an HDF5 file may refer to besides its own."""
     members: Wanted = field(default_factory=Wanted)
     """What pictures, text and the like become, where samples are files."""
 

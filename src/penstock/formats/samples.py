@@ -10,7 +10,8 @@ from penstock import pictures, savedcolumns
 from penstock.errors import DataError, Missing, SchemaMismatch
 from penstock.extents import FileId, Members
 from penstock.fileio import Handle
-from penstock.members import Kind, Picture
+from penstock.members import Kind, Picture, check_length
+from penstock.sizes import MiB
 from penstock.tarindex import NOT_THERE, SampleTable
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 # Sizes stand within these first bytes of a picture, unless it begins with a thumbnail or a colour profile.
 PICTURE_HEAD_BYTES = 2048
+
+# And nobody puts more than this before them.
+LONGEST_HEAD_BYTES = 16 * MiB
 
 # With on_error="skip", so many samples are tried until one tells what a field holds.
 MOST_TRIED = 100
@@ -52,12 +56,14 @@ class Samples:
         pattern = table.fields[column] if self.patterns else ""
         return Members(
             self.file, name, kind.dtype, kind.shape, table.samples, offsets, table.lengths[:, column], table.keys, kind,
-            table.index_bytes, pattern, self.layout,
+            table.index_bytes, pattern, self.layout, self.options.members.max_member_bytes,
         )  # fmt: skip
 
     def value(self, sample: int, column: int) -> bytes:
         """The bytes of one field of one sample."""
-        data = np.empty(int(self.table.lengths[sample, column]), np.uint8)
+        length = int(self.table.lengths[sample, column])
+        check_length(length, self.options.members.max_member_bytes)
+        data = np.empty(length, np.uint8)
         with self.options.files.lend(self.file) as handle:
             handle.read_into(int(self.table.offsets[sample, column]), data)
         return data.tobytes()
@@ -103,7 +109,7 @@ class Samples:
 
 def count_pixels(handle: Handle, offset: int, length: int) -> int:
     """What a picture's header declares; 0 for one that cannot be read, which is an error when it is wanted."""
-    for most in (PICTURE_HEAD_BYTES, length):
+    for most in (PICTURE_HEAD_BYTES, LONGEST_HEAD_BYTES):
         data = np.empty(min(most, length), np.uint8)
         handle.read_into(offset, data)
         try:

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from penstock import coalesce
+from penstock import coalesce, tally
 from penstock.errors import PenstockError
 from penstock.extents import FileId
-from penstock.fileio import check_unchanged
+from penstock.fileio import check_unchanged, steadily
 from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
 from penstock.spec import MANIFEST, Fields, FieldSpec, Origin, ReadPath
@@ -27,6 +27,9 @@ from penstock.wrap import crop
 
 # Rows that pass through a library at a time.
 READ_BYTES = 1 * MiB
+
+# What Python takes for an entry of a dict from whole numbers to whole numbers, at most.
+HOLE_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Layout:
     why: str
     """Why the library must read it."""
     part: Within | None = None
+    holes: Mapping[int, int] = field(default_factory=dict)
+    """Chunks that were never written and come as the fill value, by block of rows."""
     checked_by: str = field(default="", kw_only=True)
     """The library's own check of what it reads."""
 
@@ -100,9 +105,15 @@ class Layout:
         layout = f"chunks of {self.chunks}" if self.chunks else "not in chunks"
         remedy = self.remedy.format(name=name) if self.chunk_rows > 1 else ""
         return ReadPath(
-            name, self.spec, rows, layout, self.how, self.chunk_rows, touched / delivered, 0, 0, remedy,
-            checked_by=self.checked_by,
+            name, self.spec, rows, layout, self.how, self.chunk_rows, touched / delivered, 0, sum(self.holes.values()),
+            remedy, checked_by=self.checked_by,
         )  # fmt: skip
+
+    def count_filled(self, first: int, count: int) -> None:
+        """Take note of chunks that come as the fill value in a read of some rows."""
+        if self.holes:
+            blocks = range(first // self.chunk_rows, (first + count - 1) // self.chunk_rows + 1)
+            tally.mine().chunks_filled += sum(self.holes.get(block, 0) for block in blocks)
 
     def scratch_bytes(self, rows: int) -> int:
         group = aligned(min(rows, self.group) * self.read_bytes)
@@ -113,7 +124,6 @@ class SlicedStore:
     """Arrays of one file or folder, opened while a read lasts."""
 
     kind = "sliced"
-    index_bytes = 0
 
     def __init__(self, file: FileId, rows: int, layouts: Mapping[str, Layout]) -> None:
         self.file, self._rows, self.layouts = file, rows, dict(layouts)
@@ -132,6 +142,10 @@ class SlicedStore:
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         """``goal[...] = array[wanted]``; its errors are ours, and say ``where``."""
         raise NotImplementedError
+
+    @property
+    def index_bytes(self) -> int:
+        return HOLE_BYTES * sum(len(each.holes) for each in self.layouts.values())
 
     @property
     def shared_index(self) -> dict[int, int]:
@@ -167,14 +181,17 @@ class SlicedStore:
         if not out or not len(rows):
             return
         self._check_unchanged()
-        ascending = np.argsort(rows, kind="stable")
         try:
-            with self.opened(list(out)) as arrays:
-                for name, target in out.items():
-                    self._read_field(arrays[name], name, rows[ascending], at[ascending], target)
+            steadily(self.file.path, lambda: self._read_all(rows, at, out))
         except (PenstockError, KeyError):
             self._check_unchanged()  # another file under its name is the likelier cause
             raise
+
+    def _read_all(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        ascending = np.argsort(rows, kind="stable")
+        with self.opened(list(out)) as arrays:
+            for name, target in out.items():
+                self._read_field(arrays[name], name, rows[ascending], at[ascending], target)
 
     def _check_unchanged(self) -> None:
         if not is_remote(self.file.path):  # there, every answer tells
@@ -205,6 +222,7 @@ class SlicedStore:
             goal = turned.view(read.dtype).reshape(as_stored)
         where = f"{self.file.path}: {name}, rows {first} to {first + len(read) - 1}"
         self.read_slice(array, tuple(wanted), goal, where)
+        layout.count_filled(first, len(read))
         if layout.row_axis:
             np.copyto(read, np.moveaxis(goal, layout.row_axis, 0))
 

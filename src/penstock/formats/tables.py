@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, Corrupt, DecodeFailed, Missing, SchemaMismatch
 from penstock.extents import FileId
-from penstock.fileio import check_unchanged
+from penstock.fileio import check_unchanged, steadily
 from penstock.formats.held import HeldStore
 from penstock.memory import aligned
 from penstock.sizes import MiB
@@ -233,7 +233,7 @@ class TableStore:
 
     def _part(self, number: int, names: Sequence[str]) -> Any:
         try:
-            return self.table.part(number, names)
+            return steadily(self.table.file.path, lambda: self.table.part(number, names))
         except (OSError, ValueError) as error:
             check_unchanged(self.table.file)
             raise DecodeFailed(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock import members, savedcolumns, tarindex
-from penstock.errors import Missing
+from penstock.errors import Missing, Truncated
 from penstock.extents import Extents, FileId
 from penstock.formats.samples import Samples
 from penstock.store import ExtentStore, Store
@@ -62,7 +62,13 @@ def _table(file: FileId, options: "OpenOptions") -> SampleTable:
     if found is not None:
         return found
     with options.files.lend_in_order(file) as handle:
-        table = tarindex.group(tarindex.walk(handle))
+        try:
+            table = tarindex.group(tarindex.walk(handle))
+        except Truncated as error:
+            left = tarindex.left_of(folder, file) if folder is not None else ""
+            if not left:
+                raise
+            raise Truncated(f"{error}. By an index of it from before, {left} are whole") from error
     return table if folder is None else tarindex.save(folder, file, table)
 
 

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +78,9 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
     lengths = {name: each.shape[each.row_axis] for name, each in layouts.items()}
     if len(set(lengths.values())) > 1:
         raise SchemaMismatch(f"{path}: fields must have as many rows as each other, but have {lengths}")
-    if not options.allow_fill:
-        for layout in layouts.values():
-            _check_written(path, fragments.nonempty_domain, layout)
+    for name, layout in layouts.items():
+        holes = _holes(path, fragments.nonempty_domain, layout, allowed=options.allow_fill)
+        layouts[name] = replace(layout, holes=holes)
     named = sorted(os.path.basename(uri.rstrip("/")) for uri in fragments.uri)
     return TileDBStore(
         options.files.marked(identify(path)), next(iter(lengths.values())), layouts, opened, digest(*named)
@@ -112,6 +112,8 @@ class Layout(sliced.Layout):
     attribute: str = ""
     unaligned: int = 0
     """Rows of the first tile that come before the first that was written."""
+    fill: str = ""
+    """The fill value, in words."""
 
     @property
     def how(self) -> str:
@@ -151,8 +153,8 @@ def _layout(path: str, schema: Any, written: Sequence[tuple[int, int]], name: st
     unaligned = (int(written[axis][0]) - int(dimensions[axis].domain[0])) % int(dimensions[axis].tile)
     attribute = schema.attr("" if name == FIELD and not schema.has_attr(FIELD) else name)
     return Layout(
-        attribute.dtype, shape, tiles, axis, "", None, tuple(int(first) for first, _ in ranges), attribute.name,
-        unaligned, checked_by=_checksum(attribute),
+        attribute.dtype, shape, tiles, axis, "", begins=tuple(int(first) for first, _ in ranges),
+        attribute=attribute.name, unaligned=unaligned, fill=str(attribute.fill), checked_by=_checksum(attribute),
     )  # fmt: skip
 
 
@@ -162,8 +164,11 @@ def _checksum(attribute: Any) -> str:
     return next((name for kind, name in CHECKSUMS.items() if kind in kinds), "")
 
 
-def _check_written(path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout: Layout) -> None:
-    """Refuse cells that no fragment wrote; compared on the grid that the edges of fragments make."""
+def _holes(path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout: Layout, *, allowed: bool) -> dict[int, int]:
+    """Rows of tiles with cells that no fragment wrote, compared on the grid that the edges of fragments make.
+
+    An error where that is not ``allowed``.
+    """
     ends = [begin + size for begin, size in zip(layout.begins, layout.shape, strict=True)]
     edges = [
         sorted({begin, end, *(int(each) + side for box in boxes for side, each in enumerate(box[axis])
@@ -171,18 +176,28 @@ def _check_written(path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout
         for axis, (begin, end) in enumerate(zip(layout.begins, ends, strict=True))
     ]  # fmt: skip
     if prod(len(each) - 1 for each in edges) > MOST_CELLS_COMPARED:
-        return
+        return {}
     there = np.zeros([len(each) - 1 for each in edges], bool)
     for box in boxes:
         along = zip(edges, box, strict=True)
         there[tuple(slice(*np.searchsorted(edge, [int(low), int(high) + 1])) for edge, (low, high) in along)] = True
-    if not there.all():
+    if not there.all() and not allowed:
         at = np.unravel_index(int(np.argmin(there)), there.shape)
         first = tuple(int(edge[index]) for edge, index in zip(edges, at, strict=True))
         raise Missing(
-            f"{path}: cells from {first} on were never written, and would read as the fill value. Pass "
-            f"allow_fill=True to accept that"
+            f"{path}: cells from {first} on were never written, and would read as the fill value {layout.fill}. Pass "
+            f"allow_fill=True to accept that: what is filled is then counted"
         )
+    axis = layout.row_axis
+    others = tuple(number for number in range(there.ndim) if number != axis)
+    begin, rows = layout.begins[axis], edges[axis]
+    return {
+        block: 1
+        for number in np.flatnonzero(~there.all(axis=others)).tolist()
+        for block in range(
+            (rows[number] - begin) // layout.chunk_rows, (rows[number + 1] - 1 - begin) // layout.chunk_rows + 1
+        )
+    }
 
 
 class TileDBStore(SlicedStore):
@@ -229,6 +244,7 @@ class TileDBStore(SlicedStore):
             where = f"{self.file.path}: {name}, rows {first} to {first + count - 1}"
             wanted = (slice(first, first + count), *layout.bounds)
             self.read_slice(array, wanted, target[place : place + count], where)
+            layout.count_filled(first, count)
 
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         library = _library()

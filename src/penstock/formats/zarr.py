@@ -2,9 +2,9 @@
 
 Chunks are read and decoded here wherever an array's metadata are understood, and by zarr-python elsewhere.
 
-A chunk without a file is the fill value: Zarr defines it so, and its writers leave out chunks that hold nothing else.
-Loaders count what was filled, and ``allow_fill=False`` refuses it. An array of which no chunk at all was written is
-refused unless ``allow_fill=True``: that is a copy that was never finished, as a rule.
+A chunk without a file is an error when it is read, unless ``allow_fill=True``: then it is the fill value, as Zarr
+defines it, and loaders count it. Writers may leave out chunks that hold nothing else, but a chunk that a copy lost
+looks the same. An array of which no chunk at all was written is refused when it is opened.
 """
 
 import os
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from penstock.formats.memory import MemoryStore
 from penstock.formats.rows import checked_axis, common_rows
 from penstock.formats.zarr_keys import Folder, Zip
 from penstock.formats.zarr_metadata import ZarrArray, parse, zarr_array
-from penstock.formats.zarr_store import Layout, ZarrStore, check_readable
+from penstock.formats.zarr_store import Layout, ZarrStore, absent_chunks
 from penstock.store import ExtentStore, Store
 
 if TYPE_CHECKING:
@@ -120,19 +121,36 @@ def _nodes(keys: Folder | Zip, key: str = "", depth: int = 0) -> Iterator[tuple[
         return
     listed = _consolidated(keys, prefix, document)
     if listed is not None:
-        yield from ((f"{prefix}{name}", each) for name, each in listed.items())
+        yield from ((f"{prefix}{_inside(keys, name)}", each) for name, each in listed.items())
         return
     if document is None and _read(keys, f"{prefix}.zgroup") is None:
         return
     for name in keys.children(prefix):
+        _inside(keys, f"{prefix}{name}")
         yield from _nodes(keys, f"{prefix}{name}", depth + 1)
+
+
+def _inside(keys: Folder | Zip, name: str) -> str:
+    """A name as a key; one that would lead out of the store is refused."""
+    key = name.strip("/")
+    told = unquote(key)  # as a server would see it
+    if any(part in ("", ".", "..") for part in told.split("/")) or "\0" in told or "\\" in told:
+        raise Unsafe(
+            f"{keys.root}: an array named {name!r}, which would lie outside of the store; open that store itself if "
+            f"you mean it"
+        )
+    if not keys.holds(key):
+        raise Unsafe(
+            f"{keys.path(key)}: is a link that leads outside of the store; open what it leads to if you mean it"
+        )
+    return key
 
 
 def _asked_for(keys: Folder | Zip, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The arrays named, if all are there: then nobody needs to list the others."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
-        key = name.strip("/")
+        key = _inside(keys, name)
         document = _read(keys, f"{key}/zarr.json") or _read(keys, f"{key}/.zarray")
         if document is None or document.get("node_type", "array") != "array":
             return {}
@@ -242,8 +260,9 @@ def _chunks(keys: Folder | Zip, found: Found, options: "OpenOptions") -> Chunks 
     _check_written(keys, found, options)
     return Chunks(
         keys.identity(found.document), found.name, array.stored, _without(array.shape, axis), found.rows,
-        array.chunk[axis], _without(array.chunk, axis), table, array.codecs, axis, _fill(array, options), array.axes,
-        f"a copy with chunks={whole}", table.sizes(EVIDENCE) if isinstance(table, FileTable) else (),
+        array.chunk[axis], _without(array.chunk, axis), table, array.codecs, axis,
+        _fill(array) if options.allow_fill else None, array.axes, f"a copy with chunks={whole}",
+        table.sizes(EVIDENCE) if isinstance(table, FileTable) else (), _told_fill(array),
     )  # fmt: skip
 
 
@@ -261,13 +280,15 @@ def _table(keys: Folder | Zip, found: Found) -> ChunkTable | str:
     return ShardTable(grid, members, array.longest, array.index) if array.index else members.table(grid)
 
 
-def _fill(array: ZarrArray, options: "OpenOptions") -> bytes | None:
+def _fill(array: ZarrArray) -> bytes:
+    """The element that stands for what was never written; 0 where the metadata name none."""
     assert array.stored is not None
-    if options.allow_fill is False:
-        return None
-    if array.fill is None and options.allow_fill:
-        return bytes(array.stored.itemsize)
-    return array.fill
+    return bytes(array.stored.itemsize) if array.fill is None else array.fill
+
+
+def _told_fill(array: ZarrArray) -> str:
+    assert array.stored is not None
+    return str(np.frombuffer(_fill(array), array.stored)[0])
 
 
 def _check_written(keys: Folder | Zip, found: Found, options: "OpenOptions") -> None:
@@ -276,7 +297,8 @@ def _check_written(keys: Folder | Zip, found: Found, options: "OpenOptions") -> 
     if not keys.has_chunks(found.prefix, found.array.before):
         raise Missing(
             f"{keys.path(found.prefix)}: of array {found.name!r} no chunk was ever written, so that all of it would "
-            f"read as the fill value. Restore its chunks, or pass allow_fill=True to accept that"
+            f"read as the fill value {_told_fill(found.array)}. Restore its chunks, or pass allow_fill=True to accept "
+            f"that"
         )
 
 
@@ -292,9 +314,9 @@ def _through_zarr(
     layouts = {}
     for name, (found, why) in arrays.items():
         _check_written(keys, found, options)
-        check_readable(keys.root, found.key, name, filled=options.allow_fill is not False)
+        holes = absent_chunks(keys, found.key, name, found.axis, allowed=options.allow_fill)
         array = found.array
         assert array.stored is not None
-        layouts[name] = Layout(array.stored, array.shape, array.outer, found.axis, why)
+        layouts[name] = Layout(array.stored, array.shape, array.outer, found.axis, why, holes=holes)
     file = keys.identity(next(iter(arrays.values()))[0].document)
     return ZarrStore(file, rows, layouts, keys.root, {name: found.key for name, (found, _) in arrays.items()})

@@ -66,6 +66,17 @@ class Folder:
             handle.read_into(0, document)
             return document.tobytes()
 
+    def holds(self, key: str) -> bool:
+        """Whether this leads to no other place than below the root; links inside of it may."""
+        if self.is_remote:
+            return True
+        root = os.path.realpath(self.root)
+        return os.path.commonpath([root, os.path.realpath(self.path(key))]) == root
+
+    def has(self, key: str) -> bool:
+        """Whether there is such a file, on this machine."""
+        return os.path.exists(self.path(key))
+
     def children(self, key: str) -> Iterator[str]:
         if self.is_remote:
             raise ConfigError(
@@ -108,6 +119,12 @@ class Zip:
     def read(self, key: str) -> bytes | None:
         number = self._numbers.get(key)
         return None if number is None else self.table.read(number, DOCUMENT_BYTES)
+
+    def holds(self, key: str) -> bool:
+        return True
+
+    def has(self, key: str) -> bool:
+        return key in self._numbers
 
     def children(self, key: str) -> Iterator[str]:
         inside = (name[len(key) :].split("/", 1) for name in self._numbers if name.startswith(key))

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from penstock.chunkread import FILL_WAY_OUT
 from penstock.errors import ConfigError, DecodeFailed, Missing
 from penstock.extents import FileId
 from penstock.formats import sliced
 from penstock.formats.sliced import SlicedStore
+from penstock.formats.zarr_keys import Folder, Zip
 from penstock.sizes import MiB
 
 # What zarr-python holds in a read, measured: the slice it returns, and for each chunk that it works on at once (ten,
@@ -111,16 +114,27 @@ def _array(store: Any, key: str, where: str) -> Any:
         ) from error
 
 
-def check_readable(root: str, key: str, name: str, *, filled: bool) -> None:
-    """Refuse an array that zarr-python cannot open, now and not in the middle of an epoch.
+def absent_chunks(keys: Folder | Zip, key: str, name: str, row_axis: int, *, allowed: bool) -> dict[int, int]:
+    """Files of chunks or shards that are not there, by block of rows; an error where that is not ``allowed``.
 
-    It reads chunks that are not there as the fill value; where that is not ``filled`` for the caller, they are counted.
+    An array that zarr-python cannot open is refused here too, and not in the middle of an epoch. It would read what is
+    not there as the fill value without a word. Chunks that a shard lacks are its own affair: only it reads the shard.
     """
-    with _store(root) as store:
-        array = _array(store, key, f"{root}: {name}")
-        there, all_of_them = (array.nchunks_initialized, array.nchunks) if not filled else (0, 0)
-    if there < all_of_them:
-        raise Missing(
-            f"{root}: array {name!r} was never written in full ({there:,} of {all_of_them:,} chunks are there); the "
-            f"rest would read as the fill value. Pass allow_fill=True to accept that"
-        )
+    with _store(keys.root) as store:
+        array = _array(store, key, f"{keys.root}: {name}")
+        steps = array.shards or array.chunks
+        counts = [-(-size // step) for size, step in zip(array.shape, steps, strict=True)]
+        named, fill = array.metadata.encode_chunk_key, array.fill_value
+    holes: dict[int, int] = {}
+    for at in product(*map(range, counts)):
+        chunk = f"{key}/{named(at)}".lstrip("/")
+        if keys.has(chunk):
+            continue
+        if not allowed:
+            corner = tuple(index * step for index, step in zip(at, steps, strict=True))
+            raise Missing(
+                f"{keys.path(chunk)}: {name}, chunk {corner} was never written, and would read as the fill value "
+                f"{fill}. {FILL_WAY_OUT}"
+            )
+        holes[at[row_axis]] = holes.get(at[row_axis], 0) + 1
+    return holes

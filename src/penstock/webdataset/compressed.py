@@ -7,7 +7,7 @@ decompress is an error with the stream's name; libraries say so in many ways.
 from typing import Any
 
 from penstock.errors import ConfigError, PenstockError, Unavailable
-from penstock.packing import COMPRESSED, MAGIC_BYTES, Readable, Rest, words
+from penstock.packing import COMPRESSED, MAGIC_BYTES, MAX_EXPANSION, Readable, Rest, words
 from penstock.webdataset.faults import CorruptShard, TruncatedShard
 
 READ_BYTES = 16 << 20
@@ -29,14 +29,17 @@ class Stream:
     Skipping seeks where the source can, and otherwise reads and forgets.
     """
 
-    def __init__(self, source: Readable, name: str, begun: bytes = b"", packed: bool = False) -> None:
+    def __init__(
+        self, source: Readable, name: str, begun: bytes = b"", packed: Rest | None = None, max_expansion: int = 1
+    ) -> None:
         self.name = name
         self.offset = 0
         """How many bytes were taken or skipped."""
-        self._source, self._begun, self._packed = source, begun, packed
-        self.plain = not packed
+        self._source, self._begun, self._packed, self._max_expansion = source, begun, packed, max_expansion
+        self._expanded = 0
+        self.plain = packed is None
         """Whether its bytes are those of the source, at the same places."""
-        self._seeks = not packed and _can_seek(source)
+        self._seeks = packed is None and _can_seek(source)
 
     def take(self, size: int) -> bytes:
         """So many bytes; fewer only where the stream ends."""
@@ -87,15 +90,19 @@ class Stream:
             raise Unavailable(f"{self.name}: reading failed after byte {self.offset:,} ({words(error)})") from error
         if isinstance(piece, str):
             raise ConfigError(f'{self.name}: gives text instead of bytes; open it with mode="rb"')
+        if self._packed is not None:
+            self._expanded += len(piece)
+            self._packed.check(self._expanded, self._max_expansion, self.name)
         return piece
 
 
-def open_stream(source: Readable, name: str) -> Stream:
+def open_stream(source: Readable, name: str, max_expansion: int = MAX_EXPANSION) -> Stream:
     """The bytes of a shard, decompressed if they are compressed."""
     begun = Stream(source, name).take(MAGIC_BYTES)
     for magic, decompress in COMPRESSED.items():
         if begun.startswith(magic):
-            return Stream(decompress(Rest(source, begun), name), name, packed=True)
+            packed = Rest(source, begun)
+            return Stream(decompress(packed, name), name, packed=packed, max_expansion=max_expansion)
     return Stream(source, name, begun)
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.fileio import remote_files
+from penstock.members import MAX_MEMBER_BYTES
+from penstock.packing import MAX_EXPANSION
 from penstock.webdataset.handlers import Handler, reraise_exception
 from penstock.webdataset.names import Shard, expand
 from penstock.webdataset.pipeline import DataPipeline
@@ -14,7 +16,6 @@ from penstock.webdataset.samples import Reading, Sample, read_samples
 from penstock.webdataset.shuffling import shuffle_samples
 from penstock.webdataset.splitting import single_node_only, split_by_worker
 from penstock.webdataset.stages import Source, Stage
-from penstock.webdataset.tarstream import MAX_MEMBER_BYTES
 
 if TYPE_CHECKING:
     from penstock.remote import RemoteOptions
@@ -105,13 +106,14 @@ class WebDataset(DataPipeline):
         verbose: bool = False,
         seed: int | None = 0,
         max_member_bytes: int = MAX_MEMBER_BYTES,
+        max_expansion: int = MAX_EXPANSION,
         cache_bytes: int | str | None = None,
         remote: "RemoteOptions | None" = None,
     ) -> None:
         super().__init__(seed=0 if seed is None else seed)
         if cache_bytes is None and cache_size > 0 and cache_dir is not None:
             cache_bytes = cache_size
-        files = remote_files(cache_dir or None, cache_bytes, remote)
+        files = remote_files(cache_dir or None, cache_bytes, remote, max_expansion=max_expansion)
         reading = Reading(handler, select_files, rename_files, max_member_bytes, files=files)
         source: SimpleShardList | ResampledShards
         if resampled or mode == "resampled":

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.braces import expand_braces
 from penstock.errors import ConfigError, Unavailable
+from penstock.urls import check_scheme as refuse_scheme
 from penstock.webdataset.place import here
 
 Shard = dict[str, Any]
@@ -96,11 +97,8 @@ def _stream(stream: Any, number: int) -> Shard:
 
 def check_scheme(url: str) -> None:
     """Refuse what would start a program."""
-    if url.startswith("pipe:"):
-        raise ConfigError(
-            f"{url!r:.100}: the scheme pipe: would run a command, which is never done here; open the pipe in your own "
-            f"program and pass the file object"
-        )
+    if url[:5].lower() == "pipe:":
+        refuse_scheme(url)
     if url.endswith("/"):
         raise ConfigError(f"{url!r:.100}: is a folder; name the shards in it, such as '{url}train-{{000..017}}.tar'")
 

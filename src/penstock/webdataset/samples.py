@@ -13,6 +13,8 @@ from typing import Any
 from penstock.errors import ConfigError, LimitExceeded
 from penstock.extents import FileId
 from penstock.fileio import Files, identify
+from penstock.members import MAX_MEMBER_BYTES
+from penstock.packing import Readable
 from penstock.urls import is_remote, shown
 from penstock.webdataset.faults import CorruptShard, RepeatedField, TruncatedShard
 from penstock.webdataset.handlers import Handler, reraise_exception
@@ -21,7 +23,7 @@ from penstock.webdataset.names import Shard
 from penstock.webdataset.runs import Run
 from penstock.webdataset.sources import local_path, opened
 from penstock.webdataset.splitting import share_of
-from penstock.webdataset.tarstream import BLOCK, MAX_MEMBER_BYTES, Member, read_members
+from penstock.webdataset.tarstream import BLOCK, Member, read_members
 
 Sample = dict[str, Any]
 
@@ -80,7 +82,7 @@ def _check_not_empty(known: Sequence[Shard], reading: Reading, run: Run) -> None
             continue
         try:
             with opened(shard, reading.files) as source:
-                if any(_named(member, reading) for member in read_members(source, shown(shard["url"]))):
+                if any(_named(member, reading) for member in _members_of(source, shown(shard["url"]), reading)):
                     return
         except Exception:  # noqa: S112  # the handler has seen it
             continue
@@ -90,6 +92,10 @@ def _check_not_empty(known: Sequence[Shard], reading: Reading, run: Run) -> None
         left_out = 0 if run.counts is None else run.counts.left_out
         excused = f"; {left_out:,} errors were passed over by handler=" if left_out else ""
         raise ConfigError(f"no samples in {shown(known[0]['url'])}{rest}{excused}; empty_check=False if that is meant")
+
+
+def _members_of(source: Readable, name: str, reading: Reading) -> Iterator[Member]:
+    return read_members(source, name, reading.files.max_expansion)
 
 
 def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
@@ -104,7 +110,7 @@ def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
     file = _pointed_at(shard, reading.files) if reading.later else None
     with opened(shard, reading.files) as source:
         try:
-            for member in read_members(source, name):
+            for member in _members_of(source, name, reading):
                 named = _named(member, reading)
                 if named is None:
                     continue

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import ConfigError, Missing, Unavailable
 from penstock.fileio import Files
 from penstock.packing import Readable
-from penstock.urls import is_remote
+from penstock.urls import is_remote, shown
 from penstock.webdataset.faults import MissingShard
 from penstock.webdataset.names import Once, Shard, check_scheme, scheme_of
 
@@ -39,7 +39,7 @@ def opened(shard: Shard, files: Files) -> Iterator[Readable]:
     path = local_path(shard)
     if path is None:
         raise ConfigError(
-            f"{url}: shards of scheme {scheme}: are not opened here; fetch them first, or open them in your own "
+            f"{shown(url)}: shards of scheme {scheme}: are not opened here; fetch them first, or open them in your own "
             f"program and pass the file objects"
         )
     with _open_file(path) as stream:

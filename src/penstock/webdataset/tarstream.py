@@ -16,15 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.errors import LimitExceeded
-from penstock.packing import Readable
+from penstock.members import MAX_MEMBER_BYTES
+from penstock.packing import MAX_EXPANSION, Readable
 from penstock.webdataset.compressed import Stream, open_stream
 from penstock.webdataset.faults import CorruptShard, TruncatedShard
 
 BLOCK = 512
 ZEROS = bytes(BLOCK)
-
-MAX_MEMBER_BYTES = 4 << 30
-"""A member is held in memory; one of more than this is taken for a mistake, or for an attack by compression."""
 
 # Name and long-name blocks are text of at most a few paths; more would be memory for nothing.
 MAX_META_BYTES = 1 << 20
@@ -70,9 +68,9 @@ class Member:
         return content
 
 
-def read_members(source: Readable, name: str) -> Iterator[Member]:
+def read_members(source: Readable, name: str, max_expansion: int = MAX_EXPANSION) -> Iterator[Member]:
     """The plain files of a tar, compressed or not. A member must be read before the next is asked for."""
-    stream = open_stream(source, name)
+    stream = open_stream(source, name, max_expansion)
     extra: dict[str, str] = {}
     general: dict[str, str] = {}
     last = ""

@@ -1,0 +1,160 @@
+"""Functions of the caller's, and threads and workers, that raise: the error arrives, with what was raised and where."""
+
+import json
+import os
+import subprocess
+import traceback
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import TransformFailed, WorkerDied
+
+ROWS, BAD = 60, 37
+
+
+class TwoArguments(Exception):
+    """What torch's workers cannot rebuild: it takes more than a text."""
+
+    def __init__(self, what, where):
+        super().__init__(f"{what} at {where}")
+
+
+RAISED = [
+    (ValueError("bad value"), "ValueError: bad value"),
+    (MemoryError("no more of it"), "MemoryError: no more of it"),
+    (TwoArguments("broken", "here"), "TwoArguments: broken at here"),
+    (SystemExit("the end"), "SystemExit: the end"),
+    (StopIteration("no more"), "StopIteration: no more"),
+    (KeyError("name"), "KeyError: 'name'"),
+]
+
+
+def raising(error):
+    def augment(batch):
+        if (batch["number"] == BAD).any():
+            raise error
+        return {"number": batch["number"] * 2}
+
+    return augment
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    np.save(tmp_path / "numbers.npy", np.arange(ROWS))
+    return ps.open(tmp_path / "numbers.npy").rename(number="data")
+
+
+@pytest.mark.case(26, 32)
+@pytest.mark.parametrize(("error", "told"), RAISED, ids=[told.partition(":")[0] for _, told in RAISED])
+def test_a_function_that_raises(numbers, error, told):
+    """Its own error, its own traceback, the sample and its file; the batches before are whole."""
+    with ps.Loader(numbers.map(raising(error)), batch_size=8, memory="64MiB", threads=2, output="numpy") as loader:
+        for epoch in range(2):
+            seen = []
+            with pytest.raises(TransformFailed) as failed:
+                seen.extend(row for batch in loader for row in batch["number"].tolist())
+            assert seen == list(range(0, 2 * (BAD // 8 * 8), 2))
+            said = str(failed.value)
+            assert f"map: augment raised {told}" in said
+            assert f"fails for row {BAD}" in said
+            assert "numbers.npy" in said
+            cause = failed.value.__cause__
+            assert cause is error
+            assert cause.__traceback__ is not None
+            names = [frame.name for frame in _frames(cause)]
+            assert names[-1] == "augment", "the traceback ends in the function"
+            assert f"batch {BAD // 8} of epoch {epoch}" in failed.value.__notes__[0]
+
+
+def _frames(error):
+    return traceback.extract_tb(error.__traceback__)
+
+
+@pytest.mark.case(32)
+def test_only_together(numbers):
+    """Not every failure is one sample's."""
+
+    def augment(batch):
+        if len(batch["number"]) > 4 and batch["number"][0] >= 16:
+            raise ValueError("too many")
+        return {"number": batch["number"]}
+
+    with (
+        ps.Loader(numbers.map(augment), batch_size=8, memory="64MiB", threads=1, output="numpy") as loader,
+        pytest.raises(TransformFailed, match=r"too many; it was given rows \d+, ") as failed,
+    ):
+        list(loader)
+    assert "by itself" not in str(failed.value)
+
+
+@pytest.mark.case(26)
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, BaseException])
+def test_what_would_end_a_program_does_not_end_a_thread_in_silence(numbers, kind):
+    ds = numbers.map(raising(kind("who knows why")))
+    with ps.Loader(ds, batch_size=8, memory="64MiB", threads=2, output="numpy") as loader:
+        seen = []
+        with pytest.raises(WorkerDied, match="who knows why") as failed:
+            seen.extend(row for batch in loader for row in batch["number"].tolist())
+        assert isinstance(failed.value.__cause__, kind)
+        assert seen == list(range(0, 2 * (BAD // 8 * 8), 2)), "all batches before it"
+
+
+# In workers of torch: forked, so that the functions need not be imported there.
+
+
+WORKERS = """
+import json, sys, time
+import numpy as np
+import penstock as ps
+from torch.utils.data import DataLoader
+
+class TwoArguments(Exception):
+    def __init__(self, what, where):
+        super().__init__(f"{what} at {where}")
+
+def augment(batch):
+    if (batch["number"] == 37).any():
+        raise ERROR
+    return {"number": batch["number"] * 2}
+
+ds = ps.open(sys.argv[1]).rename(number="data").map(augment)
+seen, begun = [], time.monotonic()
+try:
+    for batch in DataLoader(ds, batch_size=8, num_workers=2, multiprocessing_context="fork"):
+        seen += batch["number"].tolist()
+except Exception as error:
+    print(json.dumps([seen, type(error).__name__, str(error)]))
+"""
+
+IN_WORKERS = [
+    ('ValueError("bad value")', "ValueError: bad value"),
+    ('MemoryError("no more of it")', "MemoryError: no more of it"),
+    ('TwoArguments("broken", "here")', "TwoArguments: broken at here"),
+    ('SystemExit("the end")', "SystemExit: the end"),
+]
+
+
+@pytest.mark.case(26, 32)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(("error", "told"), IN_WORKERS, ids=[told.partition(":")[0] for _, told in IN_WORKERS])
+def test_a_function_that_raises_in_a_worker_of_torch(numbers, tmp_path, apart, error, told):
+    ended = apart(WORKERS.replace("ERROR", error), tmp_path / "numbers.npy", deadline=40)
+    assert ended.code == 0, ended.err
+    seen, kind, said = json.loads(ended.out)
+    assert seen == list(range(0, 64, 2))
+    assert kind == "TransformFailed"
+    assert f"map: augment raised {told}" in said
+    assert f"fails for row {BAD}" in said
+    assert "numbers.npy" in said
+    assert ", in augment\n" in said, "the function's own line is told too"
+    assert ended.left == ()
+
+
+@pytest.mark.case(26)
+def test_results_that_cannot_be_sent_to_another_process(numbers):
+    """A worker of torch would drop them in silence and leave its parent waiting; here they are refused before."""
+    for thing in (lambda: 1, (value for value in (1, 2)), subprocess):
+        with pytest.raises(TransformFailed, match="Python objects"):
+            numbers.map(lambda batch, thing=thing: {"x": np.array([thing] * len(batch["number"]), object)})
