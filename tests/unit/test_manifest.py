@@ -12,6 +12,8 @@ import penstock as ps
 from penstock import manifest, memory
 from penstock.cli.main import main
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, PenstockError, Truncated, Unsafe
+from penstock.fileio import map_file
+from penstock.formats import hdf5_btree
 from penstock.testing import check_store
 
 VALUES = np.arange(3000, dtype=np.float32).reshape(30, 100)
@@ -186,3 +188,16 @@ def test_the_command_writes_compares_and_lists(file, capsys):
     assert main(["verify", str(file), "--write", str(file.parent.parent / "up.json")]) == 0
     assert json.loads((file.parent.parent / "up.json").read_text())["files"].keys() == {"data/a.npy"}
     assert main(["verify", str(file), "--manifest", str(file.parent.parent / "up.json")]) == 0
+
+
+def test_an_index_of_chunks_is_not_taken_from_a_mapping_that_nobody_compares(tmp_path, monkeypatch):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as made:
+        made.create_dataset("x", data=VALUES, chunks=(1, 50))
+    written = ps.write_manifest(tmp_path / "a.h5")
+    mapped = []
+    monkeypatch.setattr(hdf5_btree, "map_file", lambda path: mapped.append(path) or map_file(path))
+    assert np.array_equal(ps.open(tmp_path / "a.h5", index_dir=False, manifest=written)[:]["x"], VALUES)
+    assert mapped == []
+    assert np.array_equal(ps.open(tmp_path / "a.h5", index_dir=False)[:]["x"], VALUES)
+    assert mapped
