@@ -178,3 +178,11 @@ def test_sums_leave_with_their_copy(server, tmp_path):
         ".cached",
         ".sums",
     ]
+
+
+def test_files_elsewhere_are_verified_too(server, address, manifest):
+    assert ps.verify(address, manifest=manifest, remote=OPTIONS).sound
+    server.files["/a.npy"] = flipped(server.files["/a.npy"], 1_500_000)
+    verdict = ps.verify(address, manifest=manifest, remote=OPTIONS)
+    assert [(damage.begin, damage.end) for damage in verdict.damages] == [(MiB, 2 * MiB)]
+    assert sorted(row for fault in verdict.faults for row in fault.rows) == list(range(104, 210))
