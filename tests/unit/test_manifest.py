@@ -190,6 +190,20 @@ def test_the_command_writes_compares_and_lists(file, capsys):
     assert main(["verify", str(file), "--manifest", str(file.parent.parent / "up.json")]) == 0
 
 
+def test_files_that_say_nothing_of_themselves(tmp_path):
+    VALUES.tofile(tmp_path / "a.bin")
+    written = ps.write_manifest(tmp_path / "a.bin")
+    assert np.array_equal(ps.open_raw(tmp_path / "a.bin", "f4", (100,), manifest=written)[:]["data"], VALUES)
+    about = os.stat(tmp_path / "a.bin")
+    with open(tmp_path / "a.bin", "r+b") as changed:
+        changed.seek(5000)
+        changed.write(b"?")
+    os.utime(tmp_path / "a.bin", ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert ps.open_raw(tmp_path / "a.bin", "f4", (100,))[12]
+    with pytest.raises(Corrupt, match="bytes 0 to 12,000"):
+        ps.open_raw(tmp_path / "a.bin", "f4", (100,), manifest=written)[12]
+
+
 def test_an_index_of_chunks_is_not_taken_from_a_mapping_that_nobody_compares(tmp_path, monkeypatch):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as made:
