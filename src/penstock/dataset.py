@@ -437,13 +437,16 @@ def open_raw(
     offset: int = 0,
     field: str = "data",
     max_open_files: int = MAX_OPEN_FILES,
+    manifest: Path | None = None,
 ) -> Dataset:
     """Files that hold rows one after another and say nothing of themselves: dtype and shape are those of one row.
 
     path:            as ``open`` takes it; each file has as many rows as fit
     offset:          bytes before the first row, in each file
+    manifest:        as ``open`` takes it
     """
-    row, files = raw.row_spec(dtype, shape), Files(max_open_files)
+    row = raw.row_spec(dtype, shape)
+    files = Files(max_open_files, manifest=None if manifest is None else load(manifest))
     if not isinstance(offset, int) or offset < 0:
         raise ConfigError(f"offset={offset!r}: expected a number of bytes, 0 or more")
     paths = paths_of(path if isinstance(path, str | os.PathLike) else tuple(path), files)

@@ -15,7 +15,6 @@ from penstock.extents import NEVER_WRITTEN, Chunks, ChunkTable, CodecId, Contigu
 from penstock.formats import hdf5_btree
 from penstock.formats.hdf5_btree import NotUnderstood
 from penstock.sizes import KiB
-from penstock.urls import is_remote
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -174,7 +173,7 @@ def _without(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 def walk(found: Found) -> KnownTable | None:
     """The whole chunk table, in one pass over the file's own index; None if that has chunks where there can be none."""
-    if not found.file.growing and not is_remote(found.file.path):
+    if not found.file.growing and found.file.can_be_mapped:
         with suppress(NotUnderstood):
             return _by_nodes(found)
     return _one_by_one(found)
