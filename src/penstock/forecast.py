@@ -186,7 +186,7 @@ def _of_loader(ds: Dataset, loader: Loader, options: Mapping[str, Any], habits: 
     paths = [path for path in found.paths if path.field in chosen]
     contents = Contents({name: ds.fields[name] for name in chosen}, len(ds), found.files)
     read_bytes = _epoch_bytes(paths, in_blocks=loader.plan.window_rows > 0) // loader.deal.world_size
-    trial, samples = try_out(loader, measure) if measure else None, _samples(loader)
+    trial, samples = try_out(loader, measure, by_samples=not read_bytes) if measure else None, _samples(loader)
     if trial is not None and trial.epoch_bytes is not None:
         read_bytes = trial.epoch_bytes
     elif trial is not None and not read_bytes and trial.samples:  # files of which nobody knows how long they are

@@ -531,6 +531,8 @@ def _shut_down(readers: Readers, face: Face, process: int) -> None:
 def order_of(ds: Dataset, shuffle: bool | Order, seed: int, window: int | str | None) -> Order:
     """The order that suits how the rows are stored, or the caller's own."""
     check_seed(seed)
+    if window is not None:
+        _window_rows(window, 1)  # wrong also where there are no blocks
     length, starts = len(ds), ds.store.blocks
     if length == 0:
         raise ConfigError("no samples: the dataset has no rows; check what was selected")

@@ -43,8 +43,11 @@ class Trial:
         return samples * self.seconds / self.samples if self.samples else None
 
 
-def try_out(loader: Loader, seconds: float) -> Trial:
-    """Read for about so long with a loader that is used for nothing else; less if the rate settles before."""
+def try_out(loader: Loader, seconds: float, *, by_samples: bool = False) -> Trial:
+    """Read for about so long with a loader that is used for nothing else; less if the rate settles before.
+
+    ``by_samples``: wait for whole batches, where nobody knows how many bytes an epoch has.
+    """
     team = Team(loader.plan.threads)
     iteration = loader.begin(0, 0, team)
     began = time.perf_counter()
@@ -56,9 +59,8 @@ def try_out(loader: Loader, seconds: float) -> Trial:
             samples += iteration.pass_over(LOOK_EVERY_S)
             looks.append((time.perf_counter() - began, samples, loader.stats().bytes_read))
             passed = looks[-1][0]
-            if is_settled(looks):
-                break
-            if passed > seconds and (looks[-1][1:] != (0, 0) or passed > WAIT_AT_MOST_S):
+            something = samples if by_samples else looks[-1][1:] != (0, 0)
+            if (something and (passed > seconds or is_settled(looks))) or passed > WAIT_AT_MOST_S:
                 break
         whole = not iteration.steps_left
     finally:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock import planning
 from penstock.errors import BudgetExceeded, ConfigError
 from penstock.fileio import Handle
 from penstock.forecast import format_seconds
@@ -286,3 +287,21 @@ def test_where_no_batch_is_whole_yet_bytes_of_the_second_half_count() -> None:
     looks = [(0.0, 0, 0), (0.5, 0, 0), (1.0, 0, 500)]
     assert _second_half(looks, None) == Trial(0.5, 0, 500)
     assert _second_half([(0.0, 0, 0), (0.5, 8, 400), (1.0, 8, 500)], None) == Trial(1.0, 8, 500)
+
+
+def test_where_bytes_are_unknown_a_trial_waits_for_a_whole_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "JOIN_BELOW_BYTES", 0)
+    monkeypatch.setattr(planning, "SPLIT_ABOVE_BYTES", 0)  # eight reads a batch
+
+    def slow(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        time.sleep(0.03)
+        return batch
+
+    np.save(tmp_path / "a.npy", np.zeros((400, 100)))
+    ds = ps.open(tmp_path / "a.npy").map(slow)
+    with ps.Loader(ds, batch_size=8, memory="64MiB", output="numpy", threads=1) as loader:
+        assert loader.plan.rows_per_read == 1
+        assert try_out(loader, 0.05).samples == 0
+        assert try_out(loader, 0.05, by_samples=True).samples >= 8

@@ -25,6 +25,21 @@ COMMANDS = {
     "demo": "make a small dataset, train from it inside a memory budget, and compare with torch's DataLoader",
 }
 
+EXAMPLES = """examples:
+  penstock inspect "betas_session*.hdf5"
+      what is there, and how it will be read
+
+  penstock plan "betas_session*.hdf5" --batch-size 32 --memory 2GiB
+      what training from it would take
+
+  penstock bench "betas_session*.hdf5" --memory 2GiB --html report.html
+      how fast it is here, and what holds it up
+
+  penstock plan --help
+      more of each command, with examples
+
+exit codes: 0 done; 1 the command found something wrong; 2 it cannot be done as asked; 130 after Ctrl-C"""
+
 UNDOABLE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 UNREAD = 141  # 128 + SIGPIPE
@@ -61,7 +76,12 @@ def _parsed(given: Sequence[str]) -> argparse.Namespace:
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     """The whole parser, with the arguments of the one command that is named in ``given``."""
-    parser = argparse.ArgumentParser(prog="penstock", description=penstock.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="penstock",
+        description=penstock.__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, purpose in COMMANDS.items():

@@ -9,9 +9,23 @@ from penstock.nsd.synthetic import SCALES, STORED, WRITTEN, steps, synthesize
 from penstock.nsd.synthetic.shards import write_mindeye2, write_shards
 from penstock.sizes import MiB
 
+EXAMPLES = """examples:
+  penstock nsd show data/nsd --subject 1
+      what of a subject is there, and what is missing
+
+  penstock nsd prepare data/nsd --subject 1
+      copy its sessions by trial, once, so that training reads each trial by itself
+
+  penstock nsd synthesize data/small --scale tiny
+      a synthetic release, to try things on
+
+exit codes: 0 done; 2 it cannot be done as asked; 130 after Ctrl-C"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One action or another."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
     actions = parser.add_subparsers(dest="action", metavar="action", required=True)
     _show_arguments(actions.add_parser("show", help="what of a subject is there, and what is missing"))
     _prepare_arguments(actions.add_parser("prepare", help="copy sessions by trial, once, for quick training"))
