@@ -623,6 +623,8 @@ def _paths(
     if "{" in name and (expanded := _expanded(name)) != [name]:
         return _paths(expanded, files, left_out)
     check_scheme(name)
+    if os.path.exists(name):
+        raise ConfigError(f"{name}: is neither a file nor a folder, but a pipe or a device; expected one of those")
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)
