@@ -655,6 +655,8 @@ def paths_of(
     if "{" in name and (expanded := _expanded(name)) != [name]:
         return paths_of(expanded, files, left_out)
     check_scheme(name)
+    if os.path.exists(name):
+        raise ConfigError(f"{name}: is neither a file nor a folder, but a pipe or a device; expected one of those")
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)

@@ -50,7 +50,7 @@ class MultiLoader:
     seed:        decides all orders, together with the epoch; no two datasets are shuffled alike
     memory:      the most that may be held for all datasets together
     options:     as in ``Loader``: threads (of all together), columns, window, on_error, max_errors (of each dataset),
-                 drop_last, tail, rank, world_size, device, output
+                 nan, drop_last, tail, rank, world_size, device, output
     """
 
     def __init__(
