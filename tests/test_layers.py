@@ -42,7 +42,8 @@ LAYERS = [
     ],
     ["savedcolumns"],
     ["fileio", "codecs", "pictures"],
-    ["remote", "filecache", "packing", "manifest"],
+    ["handles"],
+    ["remote", "filecache", "packing", "manifest", "steady"],
     ["transport", "signing"],
     ["interleave"],
     [

@@ -20,7 +20,7 @@ from penstock.braces import expand_braces
 from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields, classes_of
 from penstock.errors import ConfigError, DataError, LimitExceeded, Missing, OutOfRange, PenstockError, SourceError
-from penstock.fileio import MAX_OPEN_FILES, Files, remote_files, steadily
+from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
@@ -34,6 +34,7 @@ from penstock.packing import MAX_EXPANSION
 from penstock.pictures import MAX_PIXELS, Fit
 from penstock.sizes import MiB, format_size, parse_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
+from penstock.steady import steadily
 from penstock.store import Store, find_key
 from penstock.urls import check_scheme, is_remote
 from penstock.within import within

@@ -12,8 +12,8 @@ import penstock as ps
 from penstock import manifest, memory
 from penstock.cli.main import main
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, PenstockError, Truncated, Unsafe
-from penstock.fileio import map_file
 from penstock.formats import hdf5_btree
+from penstock.handles import map_file
 from penstock.testing import check_store
 
 VALUES = np.arange(3000, dtype=np.float32).reshape(30, 100)

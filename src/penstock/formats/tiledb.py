@@ -28,9 +28,9 @@ import numpy as np
 from penstock import coalesce, tally
 from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch
 from penstock.extents import FileId
-from penstock.fileio import identify
 from penstock.formats import sliced
 from penstock.formats.sliced import SlicedStore
+from penstock.handles import identify
 from penstock.sizes import MiB
 from penstock.store import Store, digest
 
