@@ -426,8 +426,7 @@ class Iteration:
         tuner, team = self._tuning
         meter, times = self._meter, self._readers.times
         if tuner.look(Counts(meter.samples, meter.waited, times.reading, times.computing)):
-            team.resize(tuner.threads)
-            times.threads = tuner.threads
+            times.threads = tuner.threads = team.resize(tuner.threads)
         if tuner.settled:
             self._tuning = None
 

@@ -86,8 +86,8 @@ class Team:
                         f"-u, or pids.max of the container), or memory for their stacks is"
                     ) from error
 
-    def resize(self, threads: int) -> None:
-        """Read with so many from now on; those who are too many end after the read they are at."""
+    def resize(self, threads: int) -> int:
+        """Read with so many from now on, or as many as the system has; those too many end after their read."""
         running = [thread for thread in self._threads if thread.is_alive()]
         self._size = threads
         for number in range(len(running), threads):
@@ -98,9 +98,11 @@ class Team:
             except RuntimeError:  # the system has no more: those that run go on
                 if thread.ident is None:
                     self._go()
-                    return
+                    self._size = number
+                    break
                 raise
             self._threads.append(thread)
+        return self._size
 
     def _thread(self, number: int) -> threading.Thread:
         return threading.Thread(target=self._work, args=(number,), name=f"penstock-reader-{number}", daemon=True)

@@ -108,5 +108,5 @@ class Tuner:
     def _decide(self) -> bool:
         wanted = next_threads(self._periods, self._most)
         before, self.threads = self.threads, wanted or self.threads
-        self.settled = wanted is None or wanted < before
+        self.settled = wanted is None or wanted <= before
         return self.threads != before

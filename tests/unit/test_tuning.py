@@ -111,6 +111,26 @@ def test_slow_files_get_more_threads_in_the_same_order_and_budget(
     assert loader.plan.planned_bytes <= loader.plan.limit_bytes
 
 
+def test_a_system_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "cores", lambda: 1)
+    monkeypatch.setattr(tuning, "PERIOD_S", 0.02)
+    monkeypatch.setattr(planning, "JOIN_BELOW_BYTES", 0)
+    refused, start = [], threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "penstock-reader-1":
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    ds = ps.from_arrays(x=np.arange(80)).map(Slow())
+    with ps.Loader(ds, batch_size=2, memory="64MiB", output="numpy") as loader:
+        assert [int(row) for batch in loader for row in batch["x"]] == list(range(80))
+        assert loader.stats().threads == 1
+    assert refused
+
+
 def test_the_next_epoch_begins_with_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "cores", lambda: 1)
     monkeypatch.setattr(tuning, "PERIOD_S", 0.02)
