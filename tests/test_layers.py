@@ -42,7 +42,8 @@ LAYERS = [
     ],
     ["savedcolumns"],
     ["fileio", "codecs", "pictures"],
-    ["remote", "filecache", "packing", "manifest"],
+    ["handles"],
+    ["remote", "filecache", "packing", "manifest", "steady"],
     ["transport", "signing"],
     ["interleave"],
     [
@@ -53,7 +54,7 @@ LAYERS = [
         *("machine", "spec", "sizes", "texts", "braces", "tarheader", "urls", "locks", "stopping", "rivals"),
         *("progress", "owners", "tuning"),
     ],
-    ["interrupts", "forks"],
+    ["interrupts", "forks", "workers"],
     ["errors"],
 ]
 

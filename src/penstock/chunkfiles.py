@@ -16,7 +16,8 @@ import numpy as np
 from penstock import codecs, forks
 from penstock.errors import Corrupt, PenstockError, Truncated
 from penstock.extents import NEVER_WRITTEN, Chunks, FileId
-from penstock.fileio import NOT_SEEN, Files, Handle, identify, unseen
+from penstock.fileio import Files
+from penstock.handles import NOT_SEEN, Handle, identify, unseen
 from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
 

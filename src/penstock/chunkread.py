@@ -28,7 +28,8 @@ from penstock.codecs import (
 )
 from penstock.errors import Corrupt, DataError, DecodeFailed, LimitExceeded, Missing, Truncated
 from penstock.extents import NEVER_WRITTEN, Chunks
-from penstock.fileio import NOT_SEEN, Files, Handle
+from penstock.fileio import Files
+from penstock.handles import NOT_SEEN, Handle
 from penstock.memory import aligned, borrow
 from penstock.pieces import WHOLE, BoxPiece, MaskPiece, Places, Share, groups, pieces, share_of
 from penstock.rangeread import convert_bytes, read_converted

@@ -20,7 +20,7 @@ from penstock.braces import expand_braces
 from penstock.codecs import convert
 from penstock.combine import Concat, Joined, Part, Subset, choose_fields, classes_of
 from penstock.errors import ConfigError, DataError, LimitExceeded, Missing, OutOfRange, PenstockError, SourceError
-from penstock.fileio import MAX_OPEN_FILES, Files, remote_files, steadily
+from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats import raw
 from penstock.formats.memory import MemoryStore
 from penstock.formats.registry import OpenOptions, folder_format, format_of, tried
@@ -34,9 +34,11 @@ from penstock.packing import MAX_EXPANSION
 from penstock.pictures import MAX_PIXELS, Fit
 from penstock.sizes import MiB, format_size, parse_size
 from penstock.spec import Cast, Fields, FieldSpec, Origin, row_bytes
+from penstock.steady import steadily
 from penstock.store import Store, find_key
 from penstock.urls import check_scheme, is_remote
 from penstock.within import within
+from penstock.workers import end_rather_than_lose
 from penstock.wrap import Padded, Permuted, cast_fields, select_part
 
 if TYPE_CHECKING:
@@ -111,12 +113,14 @@ class Dataset:
                 )
             index = self.keys.find(index)
         if isinstance(index, int | np.integer):
+            end_rather_than_lose()
             rows = self._rows([int(index)])
             return {name: values[0] for name, values in self._fetch(rows).items()}
         return self._fetch(self._rows(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Many samples in one read: what torch's ``DataLoader`` calls for a batch."""
+        end_rather_than_lose()
         batch = self._fetch(self._rows(indices))
         return [{name: values[k] for name, values in batch.items()} for k in range(len(indices))]
 
@@ -434,13 +438,16 @@ def open_raw(
     offset: int = 0,
     field: str = "data",
     max_open_files: int = MAX_OPEN_FILES,
+    manifest: Path | None = None,
 ) -> Dataset:
     """Files that hold rows one after another and say nothing of themselves: dtype and shape are those of one row.
 
     path:            as ``open`` takes it; each file has as many rows as fit
     offset:          bytes before the first row, in each file
+    manifest:        as ``open`` takes it
     """
-    row, files = raw.row_spec(dtype, shape), Files(max_open_files)
+    row = raw.row_spec(dtype, shape)
+    files = Files(max_open_files, manifest=None if manifest is None else load(manifest))
     if not isinstance(offset, int) or offset < 0:
         raise ConfigError(f"offset={offset!r}: expected a number of bytes, 0 or more")
     paths = paths_of(path if isinstance(path, str | os.PathLike) else tuple(path), files)
@@ -649,6 +656,8 @@ def paths_of(
     if "{" in name and (expanded := _expanded(name)) != [name]:
         return paths_of(expanded, files, left_out)
     check_scheme(name)
+    if os.path.exists(name):
+        raise ConfigError(f"{name}: is neither a file nor a folder, but a pipe or a device; expected one of those")
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
     matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)

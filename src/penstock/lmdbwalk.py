@@ -21,7 +21,7 @@ import numpy as np
 
 from penstock import coalesce
 from penstock.errors import Corrupt, Missing, SchemaMismatch, Truncated
-from penstock.fileio import Handle
+from penstock.handles import Handle
 from penstock.tarwalk import MemberTable
 from penstock.texts import Texts, decoded
 

@@ -633,7 +633,8 @@ def _threads(threads: int | Literal["auto"], *, far: bool) -> dict[str, Any]:
 
 
 def _checked_state(state: Mapping[str, Any], identity: Mapping[str, Any], length: int) -> _Position:
-    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
+    version = state.get("version") if isinstance(state, Mapping) else None
+    if type(version) is not int or version != STATE_VERSION:
         raise StateMismatch(
             f"not a state this version can read: expected a dict with version {STATE_VERSION}, got {str(state)[:200]}"
         )
@@ -641,12 +642,12 @@ def _checked_state(state: Mapping[str, Any], identity: Mapping[str, Any], length
     for name in sorted(expected ^ state.keys()):
         raise StateMismatch(f"the state {'lacks' if name in expected else 'has an unknown'} entry {name!r}")
     for name, ours in identity.items():
-        if state[name] != ours:
+        if type(state[name]) is not type(ours) or state[name] != ours:
             raise StateMismatch(
                 f"the state was saved for other data or another order: {name} was {state[name]!r}, here it is "
                 f"{ours!r}. Open the same files with the same fields, seed and shuffle, or begin anew without the state"
             )
     epoch, samples = state["epoch"], state["samples"]
-    if not (isinstance(epoch, int) and isinstance(samples, int) and epoch >= 0 and 0 <= samples <= length):
+    if not (type(epoch) is type(samples) is int and epoch >= 0 and 0 <= samples <= length):
         raise StateMismatch(f"the state's position is impossible: epoch {epoch!r}, sample {samples!r} of {length:,}")
     return _Position(epoch, samples, begun=False)

@@ -42,8 +42,8 @@ BLOCK_BYTES = 1 * MiB
 # A block is read and digested in pieces of this size, so that comparing takes little memory.
 PIECE_BYTES = 256 * KiB
 
-# Larger ones are not read: this one tells of 3 TB, or of two million small files.
-MOST_BYTES = 256 * MiB
+# Larger ones are not read: this one tells of 2 TB, or of a million small files, and takes a GB while it is parsed.
+MOST_BYTES = 128 * MiB
 # No file is larger than this, and so no count of blocks.
 MOST_FILE_BYTES = 2**60
 LEAST_BLOCK, MOST_BLOCK = 4 * KiB, 64 * MiB

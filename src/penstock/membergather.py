@@ -7,7 +7,8 @@ import numpy as np
 
 from penstock import tally
 from penstock.extents import LooseFiles, Members
-from penstock.fileio import Files, Handle
+from penstock.fileio import Files
+from penstock.handles import Handle
 from penstock.members import MemberReader, Npy, Raw
 from penstock.memory import aligned
 from penstock.rangeread import MAP_BELOW_BYTES, Gathering

@@ -50,7 +50,7 @@ class MultiLoader:
     seed:        decides all orders, together with the epoch; no two datasets are shuffled alike
     memory:      the most that may be held for all datasets together
     options:     as in ``Loader``: threads (of all together), columns, window, on_error, max_errors (of each dataset),
-                 drop_last, tail, rank, world_size, device, output
+                 nan, drop_last, tail, rank, world_size, device, output
     """
 
     def __init__(
@@ -323,7 +323,8 @@ def _for_epochs(
 def _checked_state(
     state: Mapping[str, Any], identity: Mapping[str, Any], lengths: Mapping[str, int]
 ) -> tuple[int, dict[str, int]]:
-    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION or "of" not in state:
+    version = state.get("version") if isinstance(state, Mapping) else None
+    if type(version) is not int or version != STATE_VERSION or "of" not in state:
         raise StateMismatch(
             f"not a state of several datasets that this version can read: expected a dict with version "
             f"{STATE_VERSION} and the datasets' names, got {str(state)[:200]}"
@@ -331,20 +332,23 @@ def _checked_state(
     for name in sorted({"version", "epoch", "samples", *identity} ^ state.keys()):
         raise StateMismatch(f"the state has an unknown entry, or lacks one: {name!r}")
     for name in ("mode", "seed"):
-        if state[name] != identity[name]:
+        if type(state[name]) is not type(identity[name]) or state[name] != identity[name]:
             raise StateMismatch(f"the state was saved with {name}={state[name]!r}, here it is {identity[name]!r}")
     if not isinstance(state["of"], Mapping) or state["of"].keys() != identity["of"].keys():
-        raise StateMismatch(f"the state was saved for datasets {list(state['of'])}, here are {list(identity['of'])}")
+        raise StateMismatch(
+            f"the state was saved for datasets {str(state['of'])[:200]}, here are {', '.join(identity['of'])}"
+        )
     for name, ours in identity["of"].items():
         theirs = state["of"][name]
         if theirs != ours:
+            theirs = theirs if isinstance(theirs, Mapping) else {}
             differ = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
             raise StateMismatch(
                 f"the state was saved for other data or another order of {name!r}: {', '.join(differ)} differ. Open "
                 f"the same files with the same fields, seed, shuffle and samples, or begin anew without the state"
             )
     epoch, samples = state["epoch"], state["samples"]
-    sound = isinstance(epoch, int) and epoch >= 0 and isinstance(samples, Mapping) and samples.keys() == lengths.keys()
-    if not sound or not all(isinstance(n, int) and 0 <= n <= lengths[name] for name, n in samples.items()):
+    sound = type(epoch) is int and epoch >= 0 and isinstance(samples, Mapping) and samples.keys() == lengths.keys()
+    if not sound or not all(type(n) is int and 0 <= n <= lengths[name] for name, n in samples.items()):
         raise StateMismatch(f"the state's position is impossible: epoch {epoch!r}, samples {samples!r} of {lengths}")
     return epoch, {name: samples[name] for name in lengths}

@@ -13,7 +13,8 @@ import numpy as np
 from penstock import coalesce, tally
 from penstock.codecs import BLOCK_ELEMENTS, convert, convert_piece, convert_scratch_bytes
 from penstock.extents import Array, Contiguous
-from penstock.fileio import Files, Handle
+from penstock.fileio import Files
+from penstock.handles import Handle
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Cast, FieldSpec

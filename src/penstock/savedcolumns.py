@@ -23,7 +23,7 @@ import numpy as np
 from penstock import owners
 from penstock.errors import Corrupt
 from penstock.extents import FileId
-from penstock.fileio import map_file
+from penstock.handles import map_file
 from penstock.urls import is_remote
 
 MAGIC = b"penstock saved columns 1\n"

@@ -20,7 +20,8 @@ import numpy as np
 
 from penstock import tarheader
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Truncated
-from penstock.fileio import Files, Handle, identify
+from penstock.fileio import Files
+from penstock.handles import Handle, identify
 from penstock.tarblocks import usual
 from penstock.tarheader import BLOCK, EXTENDED, FILES, HEADER, IN_PIECES, QUICK_HEADER, USTAR, WITHOUT_BODY, low_adler
 from penstock.texts import Texts, decoded

@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock import tally
 from penstock.extents import LooseFiles
-from penstock.fileio import Handle
+from penstock.handles import Handle
 from penstock.membergather import WORTH_GATHERING, GatherMembers
 from penstock.members import MemberReader
 from penstock.memory import aligned, borrow

@@ -8,7 +8,9 @@ import numpy as np
 
 from penstock.errors import Corrupt, DecodeFailed, Truncated
 from penstock.extents import FileId
-from penstock.fileio import Files, map_file, open_steady
+from penstock.fileio import Files
+from penstock.handles import map_file
+from penstock.steady import open_steady
 from penstock.urls import check_local
 
 STORED = zipfile.ZIP_STORED

@@ -16,7 +16,8 @@ from PIL import Image
 import lmdb
 import penstock as ps
 from penstock import lmdbwalk
-from penstock.fileio import Files, identify
+from penstock.fileio import Files
+from penstock.handles import identify
 from penstock.testing import check_store
 
 SAMPLES = 12

@@ -27,7 +27,8 @@ from penstock.errors import (
     Truncated,
     Unsafe,
 )
-from penstock.fileio import Files, identify
+from penstock.fileio import Files
+from penstock.handles import identify
 
 SAMPLES = 20
 PAGE = 4096

@@ -29,7 +29,7 @@ from penstock.errors import (
     Truncated,
     Unsafe,
 )
-from penstock.fileio import CHECK_EVERY_S
+from penstock.handles import CHECK_EVERY_S
 from penstock.measure import MemoryWatch
 
 SAMPLES = 10

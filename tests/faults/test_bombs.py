@@ -17,7 +17,7 @@ import zstandard
 
 import penstock as ps
 import penstock.webdataset as wds
-from penstock.errors import BudgetExceeded, LimitExceeded
+from penstock.errors import BudgetExceeded, LimitExceeded, Missing
 from penstock.measure import MemoryWatch
 
 MIB = 2**20
@@ -145,6 +145,23 @@ def test_a_chunk_of_a_gigabyte_does_not_fit_a_small_budget(tmp_path: Path, make:
     with MemoryWatch() as watch, pytest.raises(BudgetExceeded, match=r"smallest|at least"):
         ps.Loader(ps.open(path), batch_size=1, memory="256MiB")
     assert watch.peak_bytes < 32 * MIB
+
+
+@pytest.mark.case(8)
+@pytest.mark.parametrize("filters", [{}, {"scaleoffset": 0}], ids=["", "through h5py"])
+def test_a_trillion_chunks_of_which_none_is_there(tmp_path: Path, filters: dict[str, Any]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("data", (2**40,), "u1", chunks=(1,), **filters)
+    assert (tmp_path / "a.h5").stat().st_size < 10_000
+    with MemoryWatch() as watch:
+        with pytest.raises(Missing, match=r"a\.h5.*was never written"):
+            ps.open(tmp_path / "a.h5")
+        if filters:
+            assert ps.open(tmp_path / "a.h5", allow_fill=True)[2**40 - 1]["data"] == 0
+        else:
+            with pytest.raises(LimitExceeded, match=r"a\.h5.*1,099,511,627,776 chunks.*are free"):
+                ps.open(tmp_path / "a.h5", allow_fill=True)
+    assert watch.peak_bytes < 64 * MIB
 
 
 def hdf5_shape(path: Path) -> Path:

@@ -15,7 +15,7 @@ import lmdb
 import penstock as ps
 import penstock.webdataset as wds
 from penstock.errors import Changed, ConfigError, Corrupt, DataError, Missing, PenstockError, SchemaMismatch, Truncated
-from penstock.fileio import CHECK_EVERY_S
+from penstock.handles import CHECK_EVERY_S
 
 SAMPLES = 20
 

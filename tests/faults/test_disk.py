@@ -69,7 +69,7 @@ def releases(tmp_path_factory):
 @pytest.mark.case(42)
 @pytest.mark.parametrize("stored", ["voxel-major", "trial-major", "nifti"])
 def test_a_full_disk_ends_preparing_with_an_error(releases, tmp_path, stored):
-    out = on_a_small_disk(tmp_path / "small", "28k", PREPARE, releases / stored, tmp_path / "small")
+    out = on_a_small_disk(tmp_path / "small", "24k", PREPARE, releases / stored, tmp_path / "small")
     assert "errno 28" in out
     assert "could not be written" in out
     assert ".part'" not in out.splitlines()[-1], "what was not finished takes no room"

@@ -21,6 +21,7 @@ import penstock as ps
 import tiledb
 from penstock.errors import Corrupt, DataError
 from penstock.sizes import MiB
+from penstock.webdataset import TarWriter
 
 # Its own writing, below, would put a warning into os.fork for the rest of this process.
 tiledb.ctx._needs_fork_wrapper = False
@@ -235,6 +236,30 @@ def test_samples_that_suffer_are_named(tmp_path):
     with ps.Loader(ds, batch_size=2, memory="64MiB", on_error="skip", output="numpy") as loader:
         assert sum(len(batch["data"]) for batch in loader) == 4
         assert [sample.row for sample in loader.stats().left_out] == [2, 3]
+
+
+@pytest.mark.case(4)
+@pytest.mark.parametrize("kind", ["npy", "tar"])
+def test_rows_too_small_for_a_read_each_are_compared_too(tmp_path, kind):
+    """Which are gathered from a mapping otherwise, where nobody sees what is read."""
+    values, path = np.ones((2000, 300), np.float32), tmp_path / f"a.{kind}"
+    if kind == "npy":
+        np.save(path, values)
+    else:
+        with TarWriter(path, index_dir=False) as writer:
+            for row, each in enumerate(values):
+                writer.write({"__key__": f"{row:05d}", "npy": each})
+    manifest = ps.write_manifest(path)
+    assert every_value(ps.open(path, manifest=manifest))[0][{"npy": "data", "tar": "npy"}[kind]].sum() == values.size
+    about = os.stat(path)
+    with open(path, "r+b") as file:
+        file.seek(os.path.getsize(path) // 2 + 700)
+        file.write(b"?")
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    ds = ps.open(path, manifest=manifest)
+    assert ds[0]
+    with pytest.raises(Corrupt, match="bytes 1,048,576 to"):
+        every_value(ds)
 
 
 @pytest.mark.case(4)

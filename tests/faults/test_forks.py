@@ -127,6 +127,12 @@ def test_twenty_forks_while_threads_read(tmp_path, apart, any_seed, make, name):
     assert ended.left == ()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(("make", "name"), FORMATS, ids=[make.__name__ for make, _ in FORMATS])
+def test_twenty_forks_for_many_seeds(tmp_path, apart, any_seed, make, name):
+    test_twenty_forks_while_threads_read(tmp_path, apart, any_seed, make, name)
+
+
 OTHER_WAYS = """
 import multiprocessing, operator, sys
 import numpy as np

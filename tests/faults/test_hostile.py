@@ -136,8 +136,9 @@ def watch(event, arguments):
         counted.append([event, repr(arguments)])
 
 import penstock, penstock.webdataset
+from penstock.remote import RemoteOptions
 def read(path):
-    ds = penstock.open(path, index_dir=index)
+    ds = penstock.open(path, index_dir=index, remote=RemoteOptions(retries=0, deadline_s=2))
     for batch in penstock.Loader(ds, batch_size=2, memory="256MiB", output="numpy"):
         pass
     penstock.inspect(ds)

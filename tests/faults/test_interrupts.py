@@ -31,6 +31,14 @@ def stuck_at_25(batch):
         say("ready")
         time.sleep(600)
     return batch
+
+stuck = threading.Event()
+
+def stuck_behind_the_first(batch):
+    if threading.current_thread() is not threading.main_thread() and not (batch["data"][:, 0] == 0).any():
+        stuck.set()
+        time.sleep(600)
+    return batch
 """
 
 COMPUTING = """
@@ -61,28 +69,31 @@ for batch in ps.Loader(ps.open(sys.argv[1]), batch_size=1, memory="64MiB", threa
 
 # The loop is left, which waits for the threads, of which one is stuck.
 SHUTDOWN = """
-ds = ps.open(sys.argv[1]).map(stuck_at_25)
+ds = ps.open(sys.argv[1]).map(stuck_behind_the_first)
 for batch in ps.Loader(ds, batch_size=1, memory="64MiB", threads=3, output="numpy"):
-    if batch["data"][0, 0] == 24:
-        break
+    assert stuck.wait(20)
+    say("ready")
+    break
 time.sleep(60)
 """
 
 SHUTDOWN_OF_SEVERAL = """
-datasets = {name: ps.open(sys.argv[1]).map(stuck_at_25) for name in ("a", "b")}
-for step in ps.MultiLoader(datasets, mode="together", batch_size=1, memory="64MiB", threads=3, output="numpy"):
-    if step["a"]["data"][0, 0] == 24:
-        break
+datasets = {name: ps.open(sys.argv[1]).map(stuck_behind_the_first) for name in ("a", "b")}
+for step in ps.MultiLoader(datasets, mode="alternate", batch_size=1, memory="64MiB", threads=3, output="numpy"):
+    assert stuck.wait(20)
+    say("ready")
+    break
 time.sleep(60)
 """
 
 CLOSING = """
-ds = ps.open(sys.argv[1]).map(stuck_at_25)
+ds = ps.open(sys.argv[1]).map(stuck_behind_the_first)
 with ps.Loader(ds, batch_size=1, memory="64MiB", threads=3, output="numpy") as loader:
-    for batch in loader:
-        if batch["data"][0, 0] == 24:
-            break
-    time.sleep(60)
+    iterator = iter(loader)
+    next(iterator)
+    assert stuck.wait(20)
+    say("ready")
+time.sleep(60)
 """
 
 
@@ -232,3 +243,8 @@ def test_no_interrupt_is_lost(apart, any_seed):
     ended = apart(BEGIN + NEVER_LOST, any_seed, deadline=100)
     assert ended.code == 0, ended.err
     assert ended.out == "600 600 []\n"
+
+
+@pytest.mark.soak
+def test_no_interrupt_is_lost_for_many_seeds(apart, any_seed):
+    test_no_interrupt_is_lost(apart, any_seed)

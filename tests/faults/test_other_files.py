@@ -122,6 +122,19 @@ def test_what_a_virtual_dataset_is_made_of_is_looked_into(opened: Path, secret: 
 
 
 @pytest.mark.case(20)
+def test_what_a_virtual_dataset_takes_from_its_own_file_is_looked_into(opened: Path, secret: Path) -> None:
+    path = stored_in(opened / "a.h5", str(secret / "secret.raw"))
+    layout = h5py.VirtualLayout(VALUES.shape, "i4")
+    layout[:] = h5py.VirtualSource(".", "data", VALUES.shape)
+    with h5py.File(path, "a") as file:
+        file.create_virtual_dataset("seen", layout)
+    with h5py.File(path) as file:
+        assert np.array_equal(file["seen"][:], VALUES), "h5py reads it without a word"
+    with pytest.raises(Unsafe, match=r"secret\.raw"):
+        ps.open(path, fields=["seen"])
+
+
+@pytest.mark.case(20)
 def test_a_link_behind_the_folder_leads_out_of_it(opened: Path, secret: Path) -> None:
     (opened / "inside").symlink_to(secret)
     with pytest.raises(Unsafe, match="outside the folder"):

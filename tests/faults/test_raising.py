@@ -98,6 +98,7 @@ def test_what_would_end_a_program_does_not_end_a_thread_in_silence(numbers, kind
         with pytest.raises(WorkerDied, match="who knows why") as failed:
             seen.extend(row for batch in loader for row in batch["number"].tolist())
         assert isinstance(failed.value.__cause__, kind)
+        assert f"batch {BAD // 8} of epoch 0" in failed.value.__notes__[0]
         assert seen == list(range(0, 2 * (BAD // 8 * 8), 2)), "all batches before it"
 
 
@@ -158,3 +159,46 @@ def test_results_that_cannot_be_sent_to_another_process(numbers):
     for thing in (lambda: 1, (value for value in (1, 2)), subprocess):
         with pytest.raises(TransformFailed, match="Python objects"):
             numbers.map(lambda batch, thing=thing: {"x": np.array([thing] * len(batch["number"]), object)})
+
+
+UNSENDABLE = """
+import json, sys, threading
+import numpy as np
+import penstock as ps
+from penstock import webdataset as wds
+from torch.utils.data import DataLoader
+
+class Greedy:
+    def __reduce__(self):
+        raise MemoryError("no more of it")
+
+things = {"pickle": threading.Lock, "more of it": Greedy}
+
+def unsendable(samples):
+    return [things[sys.argv[2]]() for sample in samples]
+
+if sys.argv[1] == "map-style":
+    loader = DataLoader(ps.from_arrays(x=np.arange(40)), batch_size=4, num_workers=2, collate_fn=unsendable,
+                        multiprocessing_context="fork")
+else:
+    pipeline = wds.DataPipeline(tuple({"x": number} for number in range(40)), unsendable)
+    loader = wds.WebLoader(pipeline, batch_size=None, num_workers=1, multiprocessing_context="fork")
+try:
+    print(len(list(loader)))
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.case(26)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("kind", ["map-style", "stream"])
+@pytest.mark.parametrize("why", ["pickle", "more of it"])
+def test_a_worker_that_cannot_send_what_it_made(apart, kind, why):
+    """Python's queue drops it and goes on, so that torch would wait for ever."""
+    ended = apart(UNSENDABLE, kind, why, deadline=40)
+    assert ended.code == 0, ended.err
+    assert "exited unexpectedly" in ended.out
+    assert "cannot be sent to its parent" in ended.err
+    assert why in ended.err
+    assert ended.left == ()

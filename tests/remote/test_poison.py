@@ -45,11 +45,12 @@ def cached(address, tmp_path):
 
 
 def flip_on_the_way(times):
-    """A server that sends other bytes than it has, so many times."""
+    """A server that sends another byte than it has in its middle, so many times."""
     left = [times]
 
     def act(handler, data, wanted):
-        if left[0] > 0 and wanted and wanted != "bytes=0-511":
+        begin, _, end = (wanted or "bytes=0-").removeprefix("bytes=").partition("-")
+        if left[0] > 0 and int(begin) <= 1_500_000 < int(end or len(data)):
             left[0] -= 1
             data = flipped(data, 1_500_000)
         handler.serve(data, wanted)
@@ -64,6 +65,7 @@ def test_a_flip_on_the_way_is_asked_for_once_more(server, address, manifest, tmp
     ds = ps.open(address, manifest=manifest, remote=OPTIONS, cache_dir=tmp_path / "cache" if cache else None)
     assert np.array_equal(ds[:]["data"], VALUES)
     server.always = None
+    assert sum(path == "/a.npy" for _, path, _ in server.asked) > 1
     assert np.array_equal(ps.open(address, manifest=manifest, cache_dir=tmp_path / "cache")[:]["data"], VALUES)
 
 
@@ -176,3 +178,11 @@ def test_sums_leave_with_their_copy(server, tmp_path):
         ".cached",
         ".sums",
     ]
+
+
+def test_files_elsewhere_are_verified_too(server, address, manifest):
+    assert ps.verify(address, manifest=manifest, remote=OPTIONS).sound
+    server.files["/a.npy"] = flipped(server.files["/a.npy"], 1_500_000)
+    verdict = ps.verify(address, manifest=manifest, remote=OPTIONS)
+    assert [(damage.begin, damage.end) for damage in verdict.damages] == [(MiB, 2 * MiB)]
+    assert sorted(row for fault in verdict.faults for row in fault.rows) == list(range(104, 210))

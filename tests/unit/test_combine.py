@@ -8,8 +8,9 @@ import pytest
 from penstock.combine import Columns, Concat, Joined, Part, Subset, choose_fields
 from penstock.errors import ConfigError, OutOfRange, SchemaMismatch
 from penstock.extents import Contiguous
-from penstock.fileio import Files, identify
+from penstock.fileio import Files
 from penstock.formats.memory import MemoryStore
+from penstock.handles import identify
 from penstock.mapped import Mapped
 from penstock.memory import overflow_bytes, prepare, release
 from penstock.spec import Cast, Origin

@@ -12,9 +12,10 @@ import time
 import numpy as np
 import pytest
 
-from penstock import fileio
+from penstock import handles
 from penstock.errors import Changed, ConfigError, Missing, Truncated, Unavailable
-from penstock.fileio import Files, check_unchanged, identify
+from penstock.fileio import Files
+from penstock.handles import check_unchanged, identify
 
 PROC = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -89,13 +90,13 @@ def test_reads_into_any_contiguous_array(files_of):
 
 
 def test_short_reads_go_on(files_of, monkeypatch):
-    monkeypatch.setattr(fileio, "_MOST_PER_CALL", 999)
+    monkeypatch.setattr(handles, "_MOST_PER_CALL", 999)
     (file,) = files_of(1)
     assert np.array_equal(read(Files(), file), contents(0))
 
 
 def test_without_positioned_reads_threads_take_turns(files_of, monkeypatch):
-    monkeypatch.setattr(fileio, "_PREADV", False)
+    monkeypatch.setattr(handles, "_PREADV", False)
     (file,) = files_of(1)
     files, wrong = Files(), []
 
@@ -164,7 +165,7 @@ CHANGES = [(rewrite, "rewritten"), (lengthen, "rewritten"), (shorten, "rewritten
 @pytest.fixture
 def always_looking(monkeypatch):
     """No look at a file holds good for any time."""
-    monkeypatch.setattr(fileio, "CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(handles, "CHECK_EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("always_looking")
@@ -195,7 +196,7 @@ def test_a_changed_file_is_noticed_soon(files_of, change, told, already_open):
         read(files, file)
     change(file.path)
     if already_open:
-        time.sleep(2 * fileio.CHECK_EVERY_S)
+        time.sleep(2 * handles.CHECK_EVERY_S)
     with pytest.raises(Changed, match=told):
         read(files, file)
 

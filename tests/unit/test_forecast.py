@@ -13,8 +13,8 @@ import pytest
 import penstock as ps
 from penstock import planning
 from penstock.errors import BudgetExceeded, ConfigError
-from penstock.fileio import Handle
 from penstock.forecast import format_seconds
+from penstock.handles import Handle
 from penstock.rivals import Habits, Job, rivals
 from penstock.trial import Trial, _second_half, is_settled, try_out
 

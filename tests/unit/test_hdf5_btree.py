@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.fileio import identify
 from penstock.formats import hdf5_btree, hdf5_layout
 from penstock.formats.hdf5_layout import Found
+from penstock.handles import identify
 
 SHAPE, CHUNKS = (200, 30, 7), (2, 1, 3)  # 9,000 chunks in a tree of three levels
 

@@ -18,8 +18,8 @@ import penstock as ps
 from penstock import index, savedcolumns
 from penstock.errors import Corrupt
 from penstock.extents import NEVER_WRITTEN, KnownTable
-from penstock.fileio import identify
 from penstock.formats import hdf5_layout
+from penstock.handles import identify
 
 NAME = "betas"
 

@@ -12,6 +12,8 @@ import penstock as ps
 from penstock import manifest, memory
 from penstock.cli.main import main
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, PenstockError, Truncated, Unsafe
+from penstock.formats import hdf5_btree
+from penstock.handles import map_file
 from penstock.testing import check_store
 
 VALUES = np.arange(3000, dtype=np.float32).reshape(30, 100)
@@ -186,3 +188,30 @@ def test_the_command_writes_compares_and_lists(file, capsys):
     assert main(["verify", str(file), "--write", str(file.parent.parent / "up.json")]) == 0
     assert json.loads((file.parent.parent / "up.json").read_text())["files"].keys() == {"data/a.npy"}
     assert main(["verify", str(file), "--manifest", str(file.parent.parent / "up.json")]) == 0
+
+
+def test_files_that_say_nothing_of_themselves(tmp_path):
+    VALUES.tofile(tmp_path / "a.bin")
+    written = ps.write_manifest(tmp_path / "a.bin")
+    assert np.array_equal(ps.open_raw(tmp_path / "a.bin", "f4", (100,), manifest=written)[:]["data"], VALUES)
+    about = os.stat(tmp_path / "a.bin")
+    with open(tmp_path / "a.bin", "r+b") as changed:
+        changed.seek(5000)
+        changed.write(b"?")
+    os.utime(tmp_path / "a.bin", ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert ps.open_raw(tmp_path / "a.bin", "f4", (100,))[12]
+    with pytest.raises(Corrupt, match="bytes 0 to 12,000"):
+        ps.open_raw(tmp_path / "a.bin", "f4", (100,), manifest=written)[12]
+
+
+def test_an_index_of_chunks_is_not_taken_from_a_mapping_that_nobody_compares(tmp_path, monkeypatch):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as made:
+        made.create_dataset("x", data=VALUES, chunks=(1, 50))
+    written = ps.write_manifest(tmp_path / "a.h5")
+    mapped = []
+    monkeypatch.setattr(hdf5_btree, "map_file", lambda path: mapped.append(path) or map_file(path))
+    assert np.array_equal(ps.open(tmp_path / "a.h5", index_dir=False, manifest=written)[:]["x"], VALUES)
+    assert mapped == []
+    assert np.array_equal(ps.open(tmp_path / "a.h5", index_dir=False)[:]["x"], VALUES)
+    assert mapped

@@ -9,7 +9,7 @@ import pytest
 from penstock import index, savedcolumns
 from penstock.errors import Corrupt
 from penstock.extents import KnownTable
-from penstock.fileio import identify
+from penstock.handles import identify
 
 COLUMNS = {
     "bytes": np.frombuffer(b"odd", np.uint8),

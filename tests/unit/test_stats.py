@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.chunkread import _Decoding
-from penstock.fileio import Handle
+from penstock.handles import Handle
 from penstock.stats import Meter, Stats, together
 
 ROWS = 24

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from penstock import tally, tarheader, tarindex, tarwalk
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, PenstockError, Truncated
-from penstock.fileio import Files, identify
+from penstock.fileio import Files
+from penstock.handles import identify
 from penstock.tarindex import SampleTable, group, load, save, split_name, walk
 from penstock.texts import Texts
 

@@ -12,7 +12,7 @@ import pytest
 
 import penstock.webdataset as wds
 from penstock.errors import Changed, LimitExceeded, Truncated
-from penstock.fileio import CHECK_EVERY_S
+from penstock.handles import CHECK_EVERY_S
 from penstock.webdataset import pipeline
 
 SAMPLES = 60

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from penstock.errors import ConfigError, Corrupt, DataError, Missing, SchemaMismatch
-from penstock.fileio import open_steady
 from penstock.folderindex import FileList
 from penstock.spec import Fields, FieldSpec, Origin, ReadPath
+from penstock.steady import open_steady
 from penstock.store import Out, check_rows, digest
 from penstock.texts import Texts, decoded
 from penstock.values import TEXT

@@ -186,14 +186,18 @@ def _check_files(path: str, dataset: Any, options: "OpenOptions", depth: int = 0
 
     What a virtual dataset is made of may be virtual too, or in external storage.
     """
-    virtual = [] if not dataset.is_virtual else [each for each in dataset.virtual_sources() if each.file_name != "."]
+    virtual = dataset.virtual_sources() if dataset.is_virtual else []
+    sources = dict.fromkeys((each.file_name, each.dset_name) for each in virtual)
     others = [(os.fsdecode(entry[0]), None) for entry in dataset.external or ()]
-    others += dict.fromkeys((each.file_name, each.dset_name) for each in virtual)
+    others += [each for each in sources if each[0] != "."]
     name = dataset.name.strip("/")
     if others and is_remote(path):
         raise Unsafe(f"{path}: dataset {name!r} refers to another file, which is not looked for on this machine")
     if depth > DEEPEST_LINKS:
         raise Corrupt(f"{path}: {name!r} is made of datasets made of datasets, more than {DEEPEST_LINKS} times")
+    for inside in (inside for file, inside in sources if file == "."):
+        if _linked(dataset.file, path, inside) is not None:
+            _check_files(path, _dataset(dataset.file, path, inside), options, depth + 1)
     home = Path(path).resolve().parent
     for other, inside in others:
         for target in _targets(home, other):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.extents import FileId
-from penstock.fileio import check_unchanged, map_file
+from penstock.handles import check_unchanged, map_file
 
 NODES_AT_ONCE = 512
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock import codecs, index
-from penstock.errors import Missing, Truncated
+from penstock.errors import LimitExceeded, Missing, Truncated
 from penstock.extents import NEVER_WRITTEN, Chunks, ChunkTable, CodecId, Contiguous, Extents, FileId, KnownTable
 from penstock.formats import hdf5_btree
 from penstock.formats.hdf5_btree import NotUnderstood
-from penstock.sizes import KiB
-from penstock.urls import is_remote
+from penstock.machine import free_bytes
+from penstock.sizes import KiB, format_size
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -37,6 +37,11 @@ MISREPORTED = "HDF5 can misreport where its chunks lie, having one unlimited axi
 
 # Rows that lie on an inner axis of a contiguous dataset are read in runs of about so much.
 TURNED_BYTES = 16 * KiB
+
+# Fewer chunks than this fit in any memory.
+MANY_CHUNKS = 1_000_000
+# What an entry of the table takes while it is made: twice its place and its length.
+ENTRY_BYTES = 24
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,9 @@ class Found:
         return f"h5repack -l {self.name}:CHUNK={whole} OLD NEW"
 
     def holes(self) -> dict[int, int]:
-        """Chunks that were never written, by block of rows."""
+        """Chunks that were never written, by block of rows; not counted where there are more than a million blocks."""
+        if self.grid[self.axis] > MANY_CHUNKS:
+            return {}
         written: Counter[int] = Counter()
         step = self.dataset.chunks[self.axis]
         self.dataset.id.chunk_iter(lambda chunk: written.update((chunk.chunk_offset[self.axis] // step,)))
@@ -153,6 +160,7 @@ def _chunks(found: Found, known: tuple[CodecId, ...], options: "OpenOptions") ->
     folder = None if file.growing else options.index_folder
     table: ChunkTable | None = index.load(folder, file, saved_as) if folder else None
     if table is None:
+        _check_grid(found, options)
         walked = walk(found)
         if walked is None:
             return MISREPORTED
@@ -168,13 +176,29 @@ def _chunks(found: Found, known: tuple[CodecId, ...], options: "OpenOptions") ->
     return array
 
 
+def _check_grid(found: Found, options: "OpenOptions") -> None:
+    """Refuse a table of more chunks than this machine can hold: a few bytes declare as many as they like."""
+    chunks = prod(found.grid)
+    if chunks <= MANY_CHUNKS:
+        return
+    there = found.dataset.id.get_num_chunks()
+    if there < chunks and not options.allow_fill and options.on_error == "raise":
+        raise found.never_written(f"{there:,} of {chunks:,} chunks are")
+    if chunks * ENTRY_BYTES > (free := free_bytes()):
+        raise LimitExceeded(
+            f"{found.file.path}: dataset {found.name!r} of {found.shape} has {chunks:,} chunks of "
+            f"{found.dataset.chunks}, and a table of them would take {format_size(chunks * ENTRY_BYTES)}, where "
+            f"{format_size(free)} are free. Leave it out with fields=(…), or write it again in larger chunks"
+        )
+
+
 def _without(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return (*sizes[:axis], *sizes[axis + 1 :])
 
 
 def walk(found: Found) -> KnownTable | None:
     """The whole chunk table, in one pass over the file's own index; None if that has chunks where there can be none."""
-    if not found.file.growing and not is_remote(found.file.path):
+    if not found.file.growing and found.file.can_be_mapped:
         with suppress(NotUnderstood):
             return _by_nodes(found)
     return _one_by_one(found)

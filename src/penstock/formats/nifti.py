@@ -16,10 +16,12 @@ import numpy as np
 from penstock import tally
 from penstock.errors import ConfigError, Corrupt, SchemaMismatch, Truncated
 from penstock.extents import Chunks, FileId, KnownTable
-from penstock.fileio import Files, Handle, open_steady
+from penstock.fileio import Files
+from penstock.handles import Handle
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.steady import open_steady
 from penstock.store import ExtentStore, Out, Store, check_rows, digest
 from penstock.urls import base_name
 from penstock.wrap import cast_fields

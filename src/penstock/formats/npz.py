@@ -10,10 +10,10 @@ import numpy as np
 from penstock.combine import side_by_side
 from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch
 from penstock.extents import Contiguous, Extents
-from penstock.fileio import open_steady
 from penstock.formats.held import HeldStore, check_can_be_held
 from penstock.formats.rows import common_rows
 from penstock.members import HEAD_BYTES, Npy
+from penstock.steady import open_steady
 from penstock.store import ExtentStore, Store
 from penstock.ziptable import HEADER_BYTES, ZipTable, zip_table
 

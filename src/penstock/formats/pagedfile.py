@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.fileio import Handle
+from penstock.handles import Handle
 from penstock.sizes import KiB, MiB
 
 PAGE_BYTES = 256 * KiB

@@ -16,10 +16,11 @@ import numpy as np
 from penstock import coalesce, tally
 from penstock.errors import PenstockError
 from penstock.extents import FileId
-from penstock.fileio import check_unchanged, steadily
+from penstock.handles import check_unchanged
 from penstock.memory import aligned, borrow
 from penstock.sizes import MiB
 from penstock.spec import MANIFEST, Fields, FieldSpec, Origin, ReadPath
+from penstock.steady import steadily
 from penstock.store import Out, check_rows, digest
 from penstock.urls import base_name, is_remote
 from penstock.within import Box, Mask, Within, compose, coordinates, element_strides, everything

@@ -12,11 +12,12 @@ import numpy as np
 
 from penstock.errors import ConfigError, Corrupt, DecodeFailed, Missing, SchemaMismatch
 from penstock.extents import FileId
-from penstock.fileio import check_unchanged, steadily
 from penstock.formats.held import HeldStore
+from penstock.handles import check_unchanged
 from penstock.memory import aligned
 from penstock.sizes import MiB
 from penstock.spec import MANIFEST, Fields, FieldSpec, Origin, ReadPath
+from penstock.steady import steadily
 from penstock.store import Out, Store, check_rows, digest
 from penstock.urls import base_name, check_local
 

@@ -28,9 +28,9 @@ import numpy as np
 from penstock import coalesce, tally
 from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch
 from penstock.extents import FileId
-from penstock.fileio import identify
 from penstock.formats import sliced
 from penstock.formats.sliced import SlicedStore
+from penstock.handles import identify
 from penstock.sizes import MiB
 from penstock.store import Store, digest
 
@@ -53,7 +53,7 @@ LIBRARY_BYTES = 7 * MiB
 
 CHECKSUMS = {"ChecksumSHA256Filter": "sha256", "ChecksumMD5Filter": "md5"}
 
-# More boxes than this are not compared cell by cell to find what was never written.
+# More boxes than this are not compared cell by cell to find what was never written, and more tiles not counted.
 MOST_CELLS_COMPARED = 1_000_000
 
 
@@ -191,6 +191,8 @@ def _holes(path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout: Layout
     axis = layout.row_axis
     others = tuple(number for number in range(there.ndim) if number != axis)
     begin, rows = layout.begins[axis], edges[axis]
+    if layout.shape[axis] // layout.chunk_rows > MOST_CELLS_COMPARED:
+        return {}
     return {
         block: 1
         for number in np.flatnonzero(~there.all(axis=others)).tolist()

@@ -14,7 +14,8 @@ import numpy as np
 from penstock.chunkfiles import FolderNames, Grid
 from penstock.errors import ConfigError, LimitExceeded
 from penstock.extents import NEVER_WRITTEN, FileId, KnownTable
-from penstock.fileio import NOT_SEEN, Files, unseen
+from penstock.fileio import Files
+from penstock.handles import NOT_SEEN, unseen
 from penstock.urls import is_remote
 from penstock.ziptable import ZipTable, zip_table
 

@@ -23,6 +23,9 @@ CHUNKS_AT_ONCE = 10
 CHUNK_COPIES = 3
 LIBRARY_BYTES = 32 * MiB
 
+# More chunks than this are not looked for one by one only to be counted.
+MOST_LOOKED_AT = 1_000_000
+
 
 class Layout(sliced.Layout):
     """What reading one array through zarr-python takes; ``chunks`` are shards where there are any."""
@@ -126,6 +129,8 @@ def absent_chunks(keys: Folder | Zip, key: str, name: str, row_axis: int, *, all
         counts = [-(-size // step) for size, step in zip(array.shape, steps, strict=True)]
         named, fill = array.metadata.encode_chunk_key, array.fill_value
     holes: dict[int, int] = {}
+    if allowed and prod(counts) > MOST_LOOKED_AT:
+        return holes
     for at in product(*map(range, counts)):
         chunk = f"{key}/{named(at)}".lstrip("/")
         if keys.has(chunk):

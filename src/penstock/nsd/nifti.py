@@ -15,7 +15,8 @@ import numpy as np
 
 from penstock.errors import Corrupt, SchemaMismatch, Truncated, Unavailable
 from penstock.extents import Contiguous, FileId
-from penstock.fileio import Files, check_unchanged, identify
+from penstock.fileio import Files
+from penstock.handles import check_unchanged, identify
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 from penstock.spec import Fields, FieldSpec, Origin, ReadPath

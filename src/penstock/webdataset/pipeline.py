@@ -21,6 +21,7 @@ from penstock.webdataset.runs import Counts, Run
 from penstock.webdataset.samples import read_samples
 from penstock.webdataset.shuffling import shuffle_samples
 from penstock.webdataset.stages import Source, Stage
+from penstock.workers import end_rather_than_lose
 
 FOREVER = -1
 
@@ -58,6 +59,7 @@ class DataPipeline(Fluent):
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch: this worker's part of it, where torch's loader has several."""
+        end_rather_than_lose()
         where = place.here()
         passes = self._passes(where)
         return passes if self.limit is None else islice(passes, where.part_of(self.limit))

@@ -12,7 +12,8 @@ from typing import Any
 
 from penstock.errors import ConfigError, LimitExceeded
 from penstock.extents import FileId
-from penstock.fileio import Files, identify
+from penstock.fileio import Files
+from penstock.handles import identify
 from penstock.members import MAX_MEMBER_BYTES
 from penstock.packing import Readable
 from penstock.urls import is_remote, shown

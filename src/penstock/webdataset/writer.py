@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from penstock import index, locks, tarindex
 from penstock.errors import ConfigError, ConvertFailed, Corrupt, LimitExceeded
-from penstock.fileio import identify
+from penstock.handles import identify
 from penstock.tarwalk import MemberList
 from penstock.webdataset.encoders import make_encoder
 from penstock.webdataset.samples import Sample
