@@ -51,8 +51,8 @@ OURS = [
     Combination("tar shards, 1 thread", "*.tar", {"batch_size": 64, "memory": "512MiB", "threads": 1}),
 ]
 
-TORCH = [("rows.npy", 8, 0), ("rows.npy", 8, 2), ("rows.npy", 16, 4), ("contiguous.h5", 16, 2)]
-WEBDATASET = [(16, 0, 50), (16, 2, 50), (8, 2, 100), (8, 4, 20)]
+TORCH = [("rows.npy", 32, 0), ("rows.npy", 32, 2), ("rows.npy", 32, 4), ("contiguous.h5", 64, 2)]
+WEBDATASET = [(32, 0, 100), (32, 2, 100), (16, 2, 200), (16, 4, 50)]
 """Batch size, workers, shuffle buffer."""
 
 
