@@ -314,7 +314,7 @@ def _document(path: str) -> Any:
                 f"Write one for each part of the data"
             )
         with open(path, "rb") as file:
-            text = file.read(MOST_BYTES + 1)
+            text = file.read(size + 1)
     except FileNotFoundError:
         raise Missing(
             f"{path}: no such manifest; write one with penstock verify … --write, or check the path"

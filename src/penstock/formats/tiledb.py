@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock import coalesce, tally
-from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch
+from penstock.errors import ConfigError, Corrupt, Missing, PenstockError, SchemaMismatch
 from penstock.extents import FileId
 from penstock.formats import sliced
 from penstock.formats.sliced import SlicedStore
@@ -51,6 +51,9 @@ MOST_QUERIES = 256
 # Measured: what a read takes besides its tiles, and what a context keeps.
 LIBRARY_BYTES = 7 * MiB
 
+DAMAGED = (RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError)
+"""What its Python face raises, besides its own error, when names and numbers in the files are not what they can be."""
+
 CHECKSUMS = {"ChecksumSHA256Filter": "sha256", "ChecksumMD5Filter": "md5"}
 
 # More boxes than this are not compared cell by cell to find what was never written, and more tiles not counted.
@@ -64,6 +67,18 @@ def is_array(path: str) -> bool:
 
 def open_folder(path: str, options: "OpenOptions") -> Store:
     """The rows of one dense array."""
+    library = _library()
+    try:
+        return _opened(path, options)
+    except PenstockError:
+        raise
+    except (library.TileDBError, *DAMAGED) as error:
+        raise Corrupt(
+            f"{path}: TileDB cannot make sense of it ({type(error).__name__}: {error}); restore it, or leave it out"
+        ) from error
+
+
+def _opened(path: str, options: "OpenOptions") -> Store:
     library = _library()
     opened = Opened(os.path.abspath(path), int(time.time() * 1000))
     with opened.lend() as array:
@@ -266,7 +281,7 @@ class TileDBStore(SlicedStore):
             query.set_data_buffer(layout.attribute, flat, flat.size * parts)
             query._submit()
             status = query.query_status()
-        except library.TileDBError as error:
+        except (library.TileDBError, *DAMAGED) as error:
             raise Corrupt(
                 f"{where}: {error}. The array is damaged there, or what was written was removed after it was opened: "
                 f'restore it, open it again, or leave those rows out with select or on_error="skip"'
@@ -326,7 +341,7 @@ class Opened:
         library = _library()
         try:
             return library.open(self.path, ctx=_context(), timestamp=self.timestamp)
-        except library.TileDBError as error:
+        except (library.TileDBError, *DAMAGED) as error:
             raise Corrupt(f"{self.path}: TileDB cannot open it ({error}); restore it, or leave it out") from error
 
     def close(self) -> None:
