@@ -97,7 +97,7 @@ def _beginning(path: str, count: int) -> bytes:
 def open_steady(path: str) -> io.BufferedReader:
     """A file for a parser, read from beginning to end. What cannot be read is no ``OSError``, which parsers swallow."""
     try:
-        return io.BufferedReader(_Steady(path, "rb"), BUFFER_BYTES)
+        return io.BufferedReader(_Steady(path, "rb"))
     except OSError as error:
         raise Unavailable(f"{path}: cannot be opened ({_words(error)})") from error
 
