@@ -48,8 +48,8 @@ from penstock.machine import descriptor_limit
 from penstock.manifest import PIECE_BYTES, Digests, Manifest, copies_bytes, of_copy
 from penstock.memory import aligned
 from penstock.packing import MAX_EXPANSION
-from penstock.sizes import parse_size
-from penstock.steady import AGAIN_AFTER_S, BUFFER_BYTES, TRIES, open_steady
+from penstock.sizes import KiB, parse_size
+from penstock.steady import AGAIN_AFTER_S, TRIES, open_steady
 from penstock.urls import is_remote
 
 if TYPE_CHECKING:  # what speaks to servers takes a while to import, and is imported when it is needed
@@ -57,6 +57,9 @@ if TYPE_CHECKING:  # what speaks to servers takes a while to import, and is impo
 
 # Enough for a handle a session and a thread, far below any system's limit of 256 (macOS) or 1024 (Linux).
 MAX_OPEN_FILES = 64
+
+# Of files that are read from beginning to end.
+BUFFER_BYTES = 256 * KiB
 
 # What tells a file's format.
 HEAD_BYTES = 512

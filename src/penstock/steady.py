@@ -11,13 +11,10 @@ from typing import Any, TypeVar
 
 from penstock import stopping
 from penstock.errors import Unavailable
-from penstock.sizes import KiB
 
 # A read that the system failed to do (EIO) may go well a moment later: a disk that was asleep, a mount that reconnects.
 TRIES = 3
 AGAIN_AFTER_S = 0.05
-
-BUFFER_BYTES = 256 * KiB
 
 _T = TypeVar("_T")
 
@@ -25,7 +22,7 @@ _T = TypeVar("_T")
 def open_steady(path: str) -> io.BufferedReader:
     """A file for a parser, read from beginning to end. What cannot be read is no ``OSError``, which parsers swallow."""
     try:
-        return io.BufferedReader(_Steady(path, "rb"), BUFFER_BYTES)
+        return io.BufferedReader(_Steady(path, "rb"))
     except OSError as error:
         raise Unavailable(f"{path}: cannot be opened ({words(error)})") from error
 

@@ -26,14 +26,22 @@ if __name__ == "__main__":
     loader = DataLoader(ps.open(path), batch_size=4, num_workers=2, multiprocessing_context=method)
     batches, seen = iter(loader), []
     pids = [worker.pid for worker in batches._workers]
-    try:
+
+    def read():
         for batch in batches:
             if not seen:
                 print(json.dumps(pids), flush=True)
-            seen += batch["data"][:, 0].long().tolist()
+            seen.extend(batch["data"][:, 0].long().tolist())
             if len(seen) == 4 * kill_after:
                 os.kill(pids[1], signal.SIGKILL)
             time.sleep(0.02 if kill_after >= 0 else 60)
+
+    try:
+        try:
+            read()
+        except OSError as error:  # a batch was on its way; what torch itself has to say comes by a signal
+            time.sleep(5)
+            raise RuntimeError(f"(pid(s) {pids[1]}) exited unexpectedly: {error}")
     except RuntimeError as error:
         print(json.dumps([seen, str(error), pids[1]]), flush=True)
 """
