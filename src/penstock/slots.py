@@ -70,6 +70,8 @@ class Slots:
     def take(self) -> int | None:
         """A free slot, if there is one."""
         self._take_back()
+        if self._free.empty():
+            return None
         try:
             return self._free.get_nowait()
         except Empty:
@@ -77,9 +79,10 @@ class Slots:
 
     def ensure(self, available: int) -> None:
         """Add slots until so many are not in the caller's hands."""
-        while self.count - self.lent < available:
+        self._take_back()
+        while len(self._arenas) - len(self._lent) < available:
             self._add(1)
-        self.added_peak = max(self.added_peak, self.count - self.planned)
+        self.added_peak = max(self.added_peak, len(self._arenas) - self.planned)
 
     def memory(self, number: int) -> tuple[dict[str, np.ndarray], int]:
         """The arrays that hold a slot, and the row of them at which it begins."""
@@ -140,8 +143,8 @@ class Slots:
             self._lent[number] = (weakref.ref(loan, partial(self._returned.put, number)), ring)
 
     def _take_back(self) -> None:
-        with suppress(Empty):
-            while True:
+        while not self._returned.empty():  # asked first: several times a batch there is nothing
+            with suppress(Empty):  # somebody else was quicker
                 self.give_back(self._returned.get_nowait())
 
     def _set_free(self, number: int) -> None:
