@@ -46,6 +46,7 @@ class Slots:
         self._free: SimpleQueue[int] = SimpleQueue()
         self._returned: SimpleQueue[int] = SimpleQueue()
         self._bell: SimpleQueue[None] = SimpleQueue()
+        self._ring = partial(self._bell.put, None)
         self._lent: dict[int, tuple[weakref.ref[_Loan], ...]] = {}
         self._next_number = 0
         self._add(count)
@@ -63,7 +64,7 @@ class Slots:
 
     def ring(self, bell: "SimpleQueue[None]") -> None:
         """Put something into ``bell`` whenever a slot becomes free, from now on; several datasets may share one."""
-        self._bell = bell
+        self._bell, self._ring = bell, partial(bell.put, None)
         for number, (loan, *_) in list(self._lent.items()):
             self._watch(number, loan())
 
@@ -139,7 +140,7 @@ class Slots:
         Each is called with a weak reference, which ``put`` takes for its second argument, and does not look at.
         """
         if loan is not None:
-            ring = weakref.ref(loan, partial(self._bell.put, None))
+            ring = weakref.ref(loan, self._ring)
             self._lent[number] = (weakref.ref(loan, partial(self._returned.put, number)), ring)
 
     def _take_back(self) -> None:
