@@ -46,6 +46,7 @@ class Slots:
         self._free: SimpleQueue[int] = SimpleQueue()
         self._returned: SimpleQueue[int] = SimpleQueue()
         self._bell: SimpleQueue[None] = SimpleQueue()
+        self._ring = partial(self._bell.put, None)
         self._lent: dict[int, tuple[weakref.ref[_Loan], ...]] = {}
         self._next_number = 0
         self._add(count)
@@ -63,13 +64,15 @@ class Slots:
 
     def ring(self, bell: "SimpleQueue[None]") -> None:
         """Put something into ``bell`` whenever a slot becomes free, from now on; several datasets may share one."""
-        self._bell = bell
+        self._bell, self._ring = bell, partial(bell.put, None)
         for number, (loan, *_) in list(self._lent.items()):
             self._watch(number, loan())
 
     def take(self) -> int | None:
         """A free slot, if there is one."""
         self._take_back()
+        if self._free.empty():
+            return None
         try:
             return self._free.get_nowait()
         except Empty:
@@ -77,9 +80,10 @@ class Slots:
 
     def ensure(self, available: int) -> None:
         """Add slots until so many are not in the caller's hands."""
-        while self.count - self.lent < available:
+        self._take_back()
+        while len(self._arenas) - len(self._lent) < available:
             self._add(1)
-        self.added_peak = max(self.added_peak, self.count - self.planned)
+        self.added_peak = max(self.added_peak, len(self._arenas) - self.planned)
 
     def memory(self, number: int) -> tuple[dict[str, np.ndarray], int]:
         """The arrays that hold a slot, and the row of them at which it begins."""
@@ -136,12 +140,12 @@ class Slots:
         Each is called with a weak reference, which ``put`` takes for its second argument, and does not look at.
         """
         if loan is not None:
-            ring = weakref.ref(loan, partial(self._bell.put, None))
+            ring = weakref.ref(loan, self._ring)
             self._lent[number] = (weakref.ref(loan, partial(self._returned.put, number)), ring)
 
     def _take_back(self) -> None:
-        with suppress(Empty):
-            while True:
+        while not self._returned.empty():  # asked first: several times a batch there is nothing
+            with suppress(Empty):  # somebody else was quicker
                 self.give_back(self._returned.get_nowait())
 
     def _set_free(self, number: int) -> None:
