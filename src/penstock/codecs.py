@@ -288,7 +288,13 @@ class Unshuffle:
 
 
 def convert(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
-    """``target = source.astype(dtype) / divisor * scale + offset``, flat and contiguous, piece by piece."""
+    """``target = source.astype(dtype) / divisor * scale + offset``, flat and contiguous.
+
+    Where that takes several passes over the target, piece by piece.
+    """
+    if not cast.changes_values or (target.dtype.itemsize >= 4 and len(_steps(cast)) == 1):
+        convert_piece(source, target, cast)
+        return
     for begin in range(0, len(source), BLOCK_ELEMENTS):
         convert_piece(source[begin : begin + BLOCK_ELEMENTS], target[begin : begin + BLOCK_ELEMENTS], cast)
 
@@ -302,8 +308,7 @@ def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
             convert_piece(source, single, replace(cast, dtype=single.dtype))
             np.copyto(target, single, casting="same_kind")
         return
-    asked = ((np.divide, cast.divisor, 1), (np.multiply, cast.scale, 1), (np.add, cast.offset, 0))
-    steps = [(step, target.dtype.type(value)) for step, value, nothing in asked if value != nothing]
+    steps = [(step, target.dtype.type(value)) for step, value in _steps(cast)]
     if target.dtype.kind == "f" and steps:  # the first on the way: a pass over the target saved
         step, value = steps.pop(0)
         step(source, value, out=target, dtype=target.dtype, casting="unsafe")
@@ -311,6 +316,11 @@ def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
         np.copyto(target, source, casting="unsafe")
     for step, value in steps:
         step(target, value, out=target)
+
+
+def _steps(cast: Cast) -> list[tuple[np.ufunc, float]]:
+    asked = ((np.divide, cast.divisor, 1), (np.multiply, cast.scale, 1), (np.add, cast.offset, 0))
+    return [(step, value) for step, value, nothing in asked if value != nothing]
 
 
 def convert_scratch_bytes(elements: int, cast: Cast) -> int:
