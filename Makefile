@@ -1,18 +1,22 @@
-# `make demo` shows the thing working; `make test` checks all of it; `make docs` builds the pages under site. All set up
-# .venv first; a second call is quick.
+# `make demo` shows the thing working; `make test` checks it, and `make slow` what takes seconds a test: budgets in
+# processes of their own, workers started anew. `make docs` builds the pages under site. All set up .venv first; a second
+# call is quick.
 # `make soak` brings faults about at random, for ten seeds from SEED on; the name of a test that fails carries its seed.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak lint bench docs clean
+.PHONY: demo test slow soak lint bench docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/penstock demo
 
 test: lint
-	$(BIN)/pytest --numprocesses auto --dist worksteal --quiet
+	$(BIN)/pytest -m "not slow" --numprocesses auto --dist worksteal --quiet
+
+slow: $(VENV)/.ready
+	$(BIN)/pytest -m slow --numprocesses auto --dist worksteal --quiet
 
 soak: $(VENV)/.ready
 	$(BIN)/pytest -m soak --numprocesses auto --dist worksteal --timeout 1800 --quiet $(if $(SEED),--seed $(SEED))
