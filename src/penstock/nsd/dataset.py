@@ -1,19 +1,26 @@
 """What is trained on: voxels, pictures and whatever else was asked for, one sample a trial or a picture."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.dataset import Dataset, Index
-from penstock.errors import ConfigError
+from penstock.errors import BudgetExceeded, ConfigError
 from penstock.loader import WINDOW_BYTES, Loader
 from penstock.nsd.regions import Voxels
 from penstock.nsd.repetitions import OneOfEach
+from penstock.sizes import MiB, parse_size
 from penstock.spec import row_bytes
 
 SESSIONS_MIXED = 4
 """Batches of one session alone would follow its drift; of four, three quarters of any two samples are apart."""
+
+
+# Measured, of a whole subject: the trial table, masks, and what the libraries that read them keep.
+OPENING_BYTES = 32 * MiB
 
 
 class NSDDataset(Dataset):
@@ -60,6 +67,7 @@ class NSDDataset(Dataset):
 
         Where trials can only be read session by session, at least four sessions are mixed together, pictures and all,
         which takes memory; ``window=750`` mixes one at a time, and copies by trial (``NSD.prepare``) none at all.
+        Of ``memory``, some is set aside for what opening took, unless all of it is needed.
         """
         if self._lines is not None and isinstance(shuffle, bool):
             shuffle = self.order(seed, shuffle=shuffle)
@@ -68,4 +76,9 @@ class NSDDataset(Dataset):
         if blocks is not None and options.get("window") is None:
             largest = int(np.diff(blocks, append=len(self)).max())
             options["window"] = max(SESSIONS_MIXED * largest, WINDOW_BYTES // max(1, row_bytes(self.store.fields)))
-        return Loader(self, batch_size=batch_size, shuffle=shuffle, seed=seed, **options)
+        make = partial(Loader, self, batch_size=batch_size, shuffle=shuffle, seed=seed)
+        if "memory" in options:
+            memory = parse_size(options["memory"], argument="memory")
+            with suppress(BudgetExceeded):
+                return make(**{**options, "memory": memory - min(OPENING_BYTES, memory // 16)})
+        return make(**options)
