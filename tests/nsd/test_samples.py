@@ -70,6 +70,14 @@ def test_size_and_dtype_are_declared(nsd, dtype):
         assert sum(len(image) for (image,) in loader) == len(ds)
 
 
+def test_memory_is_set_aside_for_what_opening_took(nsd):
+    ds = nsd.dataset(("image",))
+    assert ds.loader(10, memory="64MiB").plan.limit_bytes == 60 * 2**20
+    assert ds.loader(10, memory="4GiB").plan.limit_bytes == (4096 - 32) * 2**20
+    smallest = ds.loader(10, memory="64MiB").plan.smallest_bytes
+    assert ds.loader(10, memory=smallest).plan.limit_bytes == smallest, "unless all of it is needed"
+
+
 @pytest.mark.parametrize("name", ["{}.png", "shared0001_nsd{:05d}.png"])
 def test_a_folder_of_pictures(nsd, tmp_path, name):
     for number in nsd.trials["stim_id"].unique():
