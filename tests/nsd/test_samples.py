@@ -72,10 +72,12 @@ def test_size_and_dtype_are_declared(nsd, dtype):
 
 def test_memory_is_set_aside_for_what_opening_took(nsd):
     ds = nsd.dataset(("image",))
-    assert ds.loader(10, memory="64MiB").plan.limit_bytes == 60 * 2**20
-    assert ds.loader(10, memory="4GiB").plan.limit_bytes == (4096 - 32) * 2**20
-    smallest = ds.loader(10, memory="64MiB").plan.smallest_bytes
-    assert ds.loader(10, memory=smallest).plan.limit_bytes == smallest, "unless all of it is needed"
+    for memory, aside in ((64 << 20, 4 << 20), (4 << 30, 32 << 20)):
+        plan = ds.loader(10, memory=memory).plan
+        assert (plan.limit_bytes, plan.holders["opening"]) == (memory, aside)
+        assert plan.planned_bytes <= memory
+    smallest = plan.smallest_bytes
+    assert "opening" not in ds.loader(10, memory=smallest).plan.holders, "unless all of it is needed"
 
 
 @pytest.mark.parametrize("name", ["{}.png", "shared0001_nsd{:05d}.png"])

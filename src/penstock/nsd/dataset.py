@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -79,6 +80,10 @@ class NSDDataset(Dataset):
         make = partial(Loader, self, batch_size=batch_size, shuffle=shuffle, seed=seed)
         if "memory" in options:
             memory = parse_size(options["memory"], argument="memory")
+            aside = min(OPENING_BYTES, memory // 16)
             with suppress(BudgetExceeded):
-                return make(**{**options, "memory": memory - min(OPENING_BYTES, memory // 16)})
+                loader = make(**{**options, "memory": memory - aside})
+                holders = {**loader.plan.holders, "opening": aside}
+                loader.plan = replace(loader.plan, limit_bytes=memory, holders=holders)
+                return loader
         return make(**options)
