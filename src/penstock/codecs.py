@@ -23,6 +23,9 @@ from penstock.spec import Cast
 # Elements converted at a time: source and target pieces stay in a core's cache between the passes over them.
 BLOCK_ELEMENTS = 512 * 1024
 
+# Converted to these, values are scaled on the way, in one pass.
+SINGLE_PASS = (np.dtype(np.float32), np.dtype(np.float64))
+
 
 class Decoder(Protocol):
     """One codec, ready to run; ``source`` and ``target`` are contiguous uint8."""
@@ -292,7 +295,7 @@ def convert(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
 
     Where that takes several passes over the target, piece by piece.
     """
-    if not cast.changes_values or (target.dtype.itemsize >= 4 and len(_steps(cast)) == 1):
+    if not cast.changes_values or (target.dtype in SINGLE_PASS and len(_steps(cast)) == 1):
         convert_piece(source, target, cast)
         return
     for begin in range(0, len(source), BLOCK_ELEMENTS):

@@ -5,11 +5,14 @@ to each other.
 """
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +114,24 @@ def every_format(tmp_path_factory):
     program = os.path.join(os.path.dirname(__file__), "samples.py")
     subprocess.run([sys.executable, program, str(folder)], check=True, capture_output=True, timeout=60)
     return folder
+
+
+class Trap:
+    """Unpickling it leaves a file behind."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture
+def trap(tmp_path):
+    """A trap that works, and was not sprung when the test is over."""
+    marker = tmp_path / "code-was-run"
+    pickle.loads(pickle.dumps(Trap(marker)))
+    assert marker.exists(), "the trap must work"
+    marker.unlink()
+    yield Trap(marker)
+    assert not marker.exists(), "code from the data was run"

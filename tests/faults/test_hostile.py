@@ -32,26 +32,6 @@ tiledb.ctx._needs_fork_wrapper = False
 VALUES = np.arange(12, dtype="f4").reshape(4, 3) + 1
 
 
-class Trap:
-    """Unpickling it leaves a file behind."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.marker,)
-
-
-@pytest.fixture
-def marker(tmp_path: Path) -> Any:
-    path = tmp_path / "code-was-run"
-    pickle.loads(pickle.dumps(Trap(path)))
-    assert path.exists(), "the trap must work"
-    path.unlink()
-    yield path
-    assert not path.exists(), "code from the data was run"
-
-
 def saved(array: np.ndarray) -> bytes:
     stream = io.BytesIO()
     np.save(stream, array, allow_pickle=True)
@@ -70,8 +50,8 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
 # Every format, with pickles wherever it has room for them; what may be said of it.
 
 
-def pickles_in(folder: Path, marker: Path) -> dict[str, tuple[str, ...]]:
-    pickled, objects = pickle.dumps(Trap(marker)), np.array([Trap(marker), None], object)
+def pickles_in(folder: Path, trap: Any) -> dict[str, tuple[str, ...]]:
+    pickled, objects = pickle.dumps(trap), np.array([trap, None], object)
     np.save(folder / "objects.npy", objects, allow_pickle=True)
     np.savez(folder / "objects.npz", a=objects, b=np.arange(2))
     fields = {f"k{n}.{field}": pickled for n in range(2) for field in ("pkl", "pyd", "pth", "pt")}
@@ -174,10 +154,10 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.case(17)
-def test_no_format_unpickles(tmp_path: Path, marker: Path, apart: Any) -> None:
+def test_no_format_unpickles(tmp_path: Path, trap: Any, apart: Any) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    expected = pickles_in(folder, marker)
+    expected = pickles_in(folder, trap)
     before = tree(folder)
     found = watched(apart, tmp_path / "index", *(folder / name for name in expected), start_up=folder)
     assert found["counted"] == []
@@ -189,8 +169,8 @@ def test_no_format_unpickles(tmp_path: Path, marker: Path, apart: Any) -> None:
 
 
 @pytest.mark.case(17)
-def test_fields_that_are_pickles_can_be_had_as_bytes_alone(tmp_path: Path, marker: Path) -> None:
-    pickled = pickle.dumps(Trap(marker))
+def test_fields_that_are_pickles_can_be_had_as_bytes_alone(tmp_path: Path, trap: Any) -> None:
+    pickled = pickle.dumps(trap)
     path = write_tar(tmp_path / "a.tar", {f"k{n}.pkl": pickled for n in range(2)})
     with pytest.raises(Unsafe, match=r"k0\.pkl.*is pickled.*decoders="):
         ps.open(path, fields=["pkl"])
@@ -198,18 +178,18 @@ def test_fields_that_are_pickles_can_be_had_as_bytes_alone(tmp_path: Path, marke
 
 
 @pytest.mark.case(17)
-def test_indices_and_states_are_not_unpickled(tmp_path: Path, marker: Path) -> None:
+def test_indices_and_states_are_not_unpickled(tmp_path: Path, trap: Any) -> None:
     path = write_tar(tmp_path / "a.tar", {f"k{n}.cls": b"1" for n in range(4)})
     ps.open(path, index_dir=tmp_path / "index")
     for table in (tmp_path / "index").iterdir():
-        table.write_bytes(pickle.dumps(Trap(marker)))
+        table.write_bytes(pickle.dumps(trap))
     ds = ps.open(path, index_dir=tmp_path / "index")
     assert len(ds) == 4
     with ps.Loader(ds, batch_size=2, output="numpy") as loader:
         for state in (
-            pickle.dumps(Trap(marker)),
-            {"version": Trap(marker)},
-            {**loader.state_dict(), "samples": Trap(marker)},
+            pickle.dumps(trap),
+            {"version": trap},
+            {**loader.state_dict(), "samples": trap},
         ):
             with pytest.raises(PenstockError):
                 loader.load_state_dict(state)  # type: ignore[arg-type]
@@ -223,10 +203,10 @@ COMMANDS = [
 
 
 @pytest.mark.case(18)
-def test_no_name_starts_a_program(tmp_path: Path, marker: Path, apart: Any) -> None:
+def test_no_name_starts_a_program(tmp_path: Path, trap: Any, apart: Any) -> None:
     np.save(tmp_path / "a.npy", VALUES)
     (tmp_path / "data").mkdir()
-    names = [each.format(marker=marker) for each in COMMANDS]
+    names = [each.format(marker=trap.marker) for each in COMMANDS]
     found = watched(apart, tmp_path / "index", *names, start_up=tmp_path / "data")
     assert found["counted"] == []
     assert {kind for kind, _ in found["told"].values()} <= {"ConfigError", "Missing", "Unavailable"}

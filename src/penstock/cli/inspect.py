@@ -3,9 +3,8 @@
 import argparse
 
 import penstock
-from penstock.cli.progress import Progress
+from penstock.cli.checking import read_all, tell_end
 from penstock.dataset import OnError
-from penstock.verification import verify
 
 EXAMPLES = """examples:
   penstock inspect "betas_session*.hdf5"
@@ -39,29 +38,8 @@ def run(args: argparse.Namespace) -> int:
     ds = penstock.open(path, fields=args.fields, on_error=on_error, allow_fill=args.allow_fill)
     found = penstock.inspect(ds)
     print(found, flush=True)
-    unreadable = _read_all(ds, args.memory) if args.deep else 0
-    return 1 if found.left_out or unreadable else 0
-
-
-def _read_all(ds: penstock.Dataset, memory: str | None) -> int:
-    """Read everything, list what cannot be read; how many values that is."""
-    values, unreadable = len(ds) * len(ds.fields), 0
-
-    def note() -> str:
-        return f"{unreadable:,} cannot be read" if unreadable else ""
-
-    with Progress("reading", values, "values", note) as progress:
-
-        def go_on(more: int, bad: int) -> None:
-            nonlocal unreadable
-            unreadable = bad
-            progress.add(more)
-
-        verdict = verify(ds, memory=memory, progress=go_on)
-    for fault in verdict.faults:
-        print(f"cannot be read: {fault}")
-    if verdict.filled:
-        print(f"never written: {verdict.filled:,} chunks, which stand for their fill value")
-    wrong = f"{verdict.unreadable:,} cannot be read" if verdict.unreadable else "all can be read"
-    print(f"verified: {values:,} values (a field of a sample each), {wrong}")
-    return verdict.unreadable
+    if not args.deep:
+        return 1 if found.left_out else 0
+    verdict = read_all(ds, args.memory)
+    tell_end(ds, verdict)
+    return 1 if found.left_out or verdict.unreadable else 0

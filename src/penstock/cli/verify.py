@@ -2,15 +2,15 @@
 
 import argparse
 import os
-import sys
 
 import penstock
+from penstock.cli.checking import checked, read_all, tell_end, tell_samples
 from penstock.cli.progress import Progress
 from penstock.dataset import paths_of
 from penstock.fileio import Files
 from penstock.manifest import NAME
 from penstock.sizes import format_size
-from penstock.verification import Verdict, bytes_of, default_manifest, verify, write_manifest
+from penstock.verification import bytes_of, default_manifest, write_manifest
 
 EXAMPLES = f"""examples:
   penstock verify "betas_session*.hdf5" --write
@@ -61,22 +61,11 @@ def _write(source: str | list[str], goal: str | None) -> int:
 
 
 def _compare(source: str | list[str], manifest: str, memory: str | None) -> int:
-    total, wrong = bytes_of(source), 0
-
-    def note() -> str:
-        return f"{wrong:,} wrong" if wrong else ""
-
-    with Progress("comparing", max(1, total), "bytes", note) as progress:
-
-        def go_on(more: int, bad: int) -> None:
-            nonlocal wrong
-            wrong = bad
-            progress.add(more)
-
-        verdict = verify(source, manifest=manifest, memory=memory, progress=go_on)
+    total = bytes_of(source)
+    verdict = checked("comparing", total, "bytes", "wrong", source, manifest=manifest, memory=memory)
     for damage in verdict.damages:
         print(f"not as it was: {damage}")
-    _tell_samples(verdict)
+    tell_samples(verdict)
     told = f"{len(verdict.damages):,} places are not as they were" if verdict.damages else "all is as it was"
     print(f"verified: {format_size(total)} against {manifest}, {told}")
     return 0 if verdict.sound else 1
@@ -84,35 +73,13 @@ def _compare(source: str | list[str], manifest: str, memory: str | None) -> int:
 
 def _read(source: str | list[str], memory: str | None) -> int:
     ds = penstock.open(source, on_error="skip")
-    values, unreadable = len(ds) * len(ds.fields), 0
-
-    def note() -> str:
-        return f"{unreadable:,} cannot be read" if unreadable else ""
-
-    with Progress("reading", values, "values", note) as progress:
-
-        def go_on(more: int, bad: int) -> None:
-            nonlocal unreadable
-            unreadable = bad
-            progress.add(more)
-
-        verdict = verify(ds, memory=memory, progress=go_on)
+    verdict = read_all(ds, memory)
     for why in ds.left_out:
         print(f"left out: {why}")
-    _tell_samples(verdict)
     if verdict.unchecked:
         print(
             f"not checked: {', '.join(verdict.unchecked)}: the format has no checksum there, so that a damaged byte "
             f"passes for data; --write makes a manifest"
         )
-    wrong = f"{verdict.unreadable:,} cannot be read" if verdict.unreadable else "all can be read"
-    print(f"verified: {values:,} values (a field of a sample each), {wrong}")
+    tell_end(ds, verdict)
     return 0 if verdict.sound and not ds.left_out else 1
-
-
-def _tell_samples(verdict: Verdict) -> None:
-    for fault in verdict.faults:
-        print(f"cannot be read: {fault}")
-    if verdict.filled:
-        print(f"never written: {verdict.filled:,} chunks, which stand for their fill value")
-    sys.stdout.flush()
