@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # what speaks to servers takes a while to import, and is impo
     from penstock.remote import Body, Remote
 
 # How long a look at a file's size and time holds good. Looking costs microseconds, and a switch of threads.
-CHECK_EVERY_S = 0.02
+CHECK_EVERY_S = 0.1
 
 # Pieces in which a file is fetched.
 FETCH_BYTES = 1 * MiB

@@ -410,8 +410,27 @@ def _name(function: Callable[[bytes], Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
+class Held:
+    """Part of a file in memory, read as the file would be."""
+
+    def __init__(self, begin: int, span: np.ndarray) -> None:
+        self._begin, self._span = begin, span
+
+    def read_into(self, offset: int, *targets: np.ndarray) -> None:
+        at = offset - self._begin
+        for target in targets:
+            np.copyto(target.reshape(-1).view(np.uint8), self._span[at : at + target.nbytes])
+            at += target.nbytes
+
+    def whole(self, offset: int, length: int) -> bytes:
+        at = offset - self._begin
+        return self._span[at : at + length].tobytes()
+
+
 def _whole(handle: Readable, offset: int, length: int) -> bytes:
     """A member's bytes."""
+    if isinstance(handle, Held):
+        return handle.whole(offset, length)
     with borrow(length) as scratch:
         handle.read_into(offset, scratch)
         return scratch.tobytes()

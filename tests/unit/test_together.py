@@ -1,11 +1,15 @@
 """Members of a sample that lie together are read with one request of the file."""
 
+import io
 import os
+import tarfile
 
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.combine import cast_fields
+from penstock.spec import Cast
 from penstock.store import read_share
 from penstock.together import MOST_BYTES
 from penstock.webdataset import TarWriter
@@ -67,11 +71,55 @@ def test_not_where_something_lies_between(tmp_path, requests):
     assert max(size for _, size in requests) < 80_000 + 1024
 
 
-def test_not_where_samples_are_large(tmp_path, requests):
+def test_arrays_of_any_size_go_straight_into_the_batch(tmp_path, requests):
     content = written(tmp_path / "x.tar", **{"f.npy": np.arange(MOST_BYTES // 8)})
     requests.clear()
     check(read(tmp_path / "x.tar", [1], ("e.npy", "f.npy")), content, [1])
+    assert requests[-1][1] > MOST_BYTES + 80_000
+
+
+def test_not_where_much_must_be_decoded(tmp_path, requests):
+    content = written(tmp_path / "x.tar", **{"f.npy": np.arange(MOST_BYTES // 8)})
+    whole = ps.open(tmp_path / "x.tar", fields=("e.npy", "f.npy")).store
+    store = cast_fields(whole, {"f.npy": Cast(np.dtype("float32"))})
+    requests.clear()
+    out = {name: np.zeros((1, *spec.shape), spec.dtype) for name, spec in store.fields.items()}
+    read_share(store, np.array([1]), np.array([0]), out, (0, 1))
+    check(out, content, [1])
     assert max(size for _, size in requests) < MOST_BYTES + 1024
+
+
+def test_an_array_behind_another_header_is_read_all_the_same(tmp_path):
+    """The same numbers with a header that is padded otherwise, as another program may write it."""
+    rng = np.random.default_rng(1)
+    values = {name: rng.random((2, 300)) for name in ("a", "b")}
+    plain = io.BytesIO()
+    np.save(plain, values["a"][0])
+    padded = plain.getvalue()[:8] + b"\xb6\x00" + plain.getvalue()[10:127] + b" " * 64 + b"\n" + plain.getvalue()[128:]
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for row in range(2):
+            for name in ("a", "b"):
+                buffer = io.BytesIO()
+                np.save(buffer, values[name][row])
+                data = buffer.getvalue()
+                if (row, name) == (1, "a"):
+                    np.testing.assert_array_equal(np.load(io.BytesIO(padded)), values["a"][0])
+                    data = padded
+                member = tarfile.TarInfo(f"{row:03d}.{name}.npy")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    out = read(tmp_path / "x.tar", [1, 0], ("a.npy", "b.npy"))
+    np.testing.assert_array_equal(out["a.npy"], values["a"][[0, 0]])
+    np.testing.assert_array_equal(out["b.npy"], values["b"][[1, 0]])
+
+
+def test_another_array_of_the_same_size_is_an_error(tmp_path):
+    """Its bytes would fit."""
+    with TarWriter(str(tmp_path / "x.tar")) as writer:
+        writer.write({"__key__": "000", "a.npy": np.zeros((2, 3)), "b.npy": np.zeros(3)})
+        writer.write({"__key__": "001", "a.npy": np.zeros((3, 2)), "b.npy": np.zeros(3)})
+    with pytest.raises(ps.errors.SchemaMismatch, match=r"001.*\(3, 2\).*\(2, 3\)"):
+        read(tmp_path / "x.tar", [1], ("a.npy", "b.npy"))
 
 
 def test_many_rows_of_small_fields_are_gathered(tmp_path):
