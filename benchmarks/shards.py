@@ -1,10 +1,12 @@
 """Tar shards of 425 x 425 JPEGs with (3, 15724) float16 voxels: shuffled epochs, pictures as float32 CHW.
 
-penstock by random access against the ``webdataset`` package as MindEye uses it, at several numbers of workers, and two
-bare threads that read, decode and convert into memory they use again. Besides: what a member costs that nobody reads,
-and what shuffling volumes of 9 MB takes.
+penstock by random access against the ``webdataset`` package as MindEye uses it, at several numbers of workers, against
+Grain where it is installed, and two bare threads that read, decode and convert into memory they use again. Besides:
+what a member costs that nobody reads, and what shuffling volumes of 9 MB takes.
 """
 
+import importlib.util
+import io
 import os
 import random
 import threading
@@ -14,6 +16,7 @@ from pathlib import Path
 import imagecodecs
 import numpy as np
 import torch
+from PIL import Image
 
 from benchmarks import data
 from benchmarks.runner import Contestant
@@ -83,8 +86,6 @@ def penstock_volumes(folder: str) -> Iterator[int]:
 
 
 def pipeline_volumes(folder: str, workers: int, package: str) -> Iterator[int]:
-    import importlib
-
     wds = importlib.import_module(package)
     shards = sorted(map(str, Path(folder).glob("*.tar")))
     ds = wds.WebDataset(shards, shardshuffle=False).shuffle(500, initial=500).decode().to_tuple("betas.npy").batched(4)
@@ -94,8 +95,6 @@ def pipeline_volumes(folder: str, workers: int, package: str) -> Iterator[int]:
 
 
 def pipeline(folder: str, workers: int, package: str, batch: int) -> Iterator[int]:
-    import importlib
-
     wds = importlib.import_module(package)
     shards = sorted(map(str, Path(folder).glob("*.tar")))
     ds = (
@@ -110,6 +109,43 @@ def pipeline(folder: str, workers: int, package: str, batch: int) -> Iterator[in
     for voxels, images, coco in torch.utils.data.DataLoader(ds, batch_size=None, num_workers=workers):
         touch(voxels, images)
         yield len(coco)
+
+
+def records(folder: Path) -> Path:
+    """The same samples as ArrayRecord files, which Grain reads by position: length of the picture, picture, voxels."""
+
+    def make(goal: Path) -> None:
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        from penstock.webdataset import WebDataset
+
+        goal.mkdir(parents=True, exist_ok=True)
+        for shard in sorted(folder.glob("*.tar")):
+            writer = ArrayRecordWriter(str(goal / f"{shard.stem}.array_record"), "group_size:1,uncompressed")
+            for sample in WebDataset(str(shard), shardshuffle=False):
+                writer.write(np.int64(len(sample["jpg"])).tobytes() + sample["jpg"] + sample["nsdgeneral.npy"])
+            writer.close()
+
+    return data.once(folder.with_name("shards-records"), make)
+
+
+def grain_threads(folder: str, batch: int) -> Iterator[int]:
+    """Grain with two threads, of all peers the quickest with these samples."""
+    import grain
+
+    source = grain.sources.ArrayRecordDataSource(sorted(map(str, Path(folder).glob("*.array_record"))))
+    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2 * batch)
+    ds = grain.MapDataset.source(source).shuffle(seed=0).repeat(SLOW_EPOCHS).map(_unpack)
+    for voxels, images in ds.to_iter_dataset(options).batch(batch):
+        touch(torch.from_numpy(voxels), torch.from_numpy(images))
+        yield len(voxels)
+
+
+def _unpack(record: bytes) -> tuple[np.ndarray, np.ndarray]:
+    end = 8 + int(np.frombuffer(record, np.int64, 1)[0])
+    with Image.open(io.BytesIO(record[8:end])) as picture:
+        pixels = np.asarray(picture.convert("RGB"), np.float32) / np.float32(255)
+    return np.load(io.BytesIO(record[end:])), pixels.transpose(2, 0, 1)
 
 
 def bare(folder: str, batch: int) -> Iterator[int]:
@@ -149,6 +185,9 @@ def contestants(folder: Path, batch: int, memory: str) -> list[Contestant]:
     for package, workers in (("penstock.webdataset", 2), ("webdataset", 0), ("webdataset", 1), ("webdataset", 2)):
         label = f"{package} verbs, {workers} workers"
         found.append(Contestant(label, f"{__name__}:pipeline", {**here, "workers": workers, "package": package}))
+    if importlib.util.find_spec("grain") and importlib.util.find_spec("array_record"):
+        there = {"folder": str(records(folder)), "batch": batch}
+        found.append(Contestant("grain, 2 threads, ArrayRecord copies", f"{__name__}:grain_threads", there))
     return [*found, Contestant("bare, 2 threads, pictures alone", f"{__name__}:bare", here)]
 
 
