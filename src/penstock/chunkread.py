@@ -421,9 +421,11 @@ class SmallChunks(_Blocks):
         decoded = 2 * aligned(group * array.chunk_bytes)  # in chunk order and in row order
         span = aligned(max(SPAN_BYTES, array.table.longest))
         placing = aligned(elements * array.stored.itemsize) + aligned(elements * self.spec.dtype.itemsize)
-        half = convert_scratch_bytes(elements, self.cast) if self.cast else 0
+        if self.cast:
+            converted = aligned(array.rows_per_chunk * elements * self.spec.dtype.itemsize)
+            placing = max(placing, converted) + convert_scratch_bytes(array.rows_per_chunk * elements, self.cast)
         tables = 48 * elements  # numpy's own: where the elements of a group lie and go
-        return decoded + max(span + self.decoding.scratch_bytes(None), placing + half) + tables
+        return decoded + max(span + self.decoding.scratch_bytes(None), placing) + tables
 
     def _read_block(
         self, handle: Handle | None, block: int, inner: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share
@@ -442,8 +444,15 @@ class SmallChunks(_Blocks):
                 by_row = turned.view(array.stored).reshape(array.rows_per_chunk, len(pieces), *array.chunk)
                 np.copyto(by_row, np.moveaxis(self._by_rows(decoded), 1, 0))
                 by_row = by_row.reshape(array.rows_per_chunk, -1)
-                for row, place in zip(rows, places, strict=True):
-                    place_elements(by_row[row], local, goal[place], to, self.cast)
+                if self.cast is None or local is not None or 2 * len(rows) < array.rows_per_chunk:
+                    for row, place in zip(rows, places, strict=True):
+                        place_elements(by_row[row], local, goal[place], to, self.cast)
+                    continue
+                with borrow(by_row.size * goal.itemsize) as scratch:
+                    ready = scratch.view(goal.dtype).reshape(by_row.shape)
+                    convert(by_row.reshape(-1), ready.reshape(-1), self.cast)  # at once: rows of a group are short
+                    for row, place in zip(rows, places, strict=True):
+                        goal[place][to] = ready[row]
 
     def _read_group(self, handle: Handle | None, block: int, pieces: np.ndarray, decoded: np.ndarray) -> None:
         """Each piece into its line of ``decoded`` (pieces, bytes of a chunk), file by file."""

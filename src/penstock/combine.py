@@ -21,6 +21,7 @@ from penstock.store import (
     check_rows,
     digest,
     find_key,
+    free_fields,
     read_share,
     shared_index,
     takes_rows_apart,
@@ -51,6 +52,11 @@ class Columns(Wrapper):
     @property
     def fingerprint(self) -> str:
         return digest("columns", self.store.fingerprint, self.names)
+
+    @property
+    def free_fields(self) -> frozenset[str]:
+        free = free_fields(self.store)
+        return frozenset(new for new, old in self.names.items() if old in free)
 
     @property
     def takes_rows_apart(self) -> bool:
@@ -101,6 +107,10 @@ class Subset(Wrapper):
     def fingerprint(self) -> str:
         chosen = self.rows if isinstance(self.rows, range) else digest(self.rows.tobytes())
         return digest("rows", self.store.fingerprint, chosen)
+
+    @property
+    def free_fields(self) -> frozenset[str]:
+        return free_fields(self.store)
 
     @property
     def index_bytes(self) -> int:
@@ -170,6 +180,10 @@ class Concat:
     @property
     def fingerprint(self) -> str:
         return digest("concat", *(store.fingerprint for store in self.stores))
+
+    @property
+    def free_fields(self) -> frozenset[str]:
+        return frozenset.intersection(*map(free_fields, self.stores))
 
     @property
     def index_bytes(self) -> int:
@@ -266,6 +280,14 @@ class Joined:
         """Those of the parts whose rows are the samples; the others are read at random whatever the order."""
         found = [part.store.blocks for part in self.parts.values() if part.rows is None]
         return max((blocks for blocks in found if blocks is not None), key=lambda blocks: -len(blocks), default=None)
+
+    @property
+    def free_fields(self) -> frozenset[str]:
+        found: set[str] = set()
+        for part in self.parts.values():
+            free = free_fields(part.store) if part.rows is None or part.store.blocks is None else frozenset()
+            found.update(new for new, old in part.names.items() if old in free)
+        return frozenset(found)
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, Part]]]:
         return type(self), (self.parts,)

@@ -13,8 +13,8 @@ a function of the caller's. Then it ends when that does, and whoever comes last 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -23,14 +23,18 @@ from penstock import memory, stopping, tally
 from penstock.errors import DataError, SourceError, Unavailable, WorkerDied
 from penstock.finite import Nan, not_finite
 from penstock.pieces import WHOLE, Share
-from penstock.planning import Plan
-from penstock.schedule import Batch, Epoch, Part, Read, reads
+from penstock.planning import SHARE_ABOVE_BYTES, Plan
+from penstock.schedule import Batch, Epoch, Later, Part, Read, reads
+from penstock.sizes import MiB
 from penstock.slots import Slots
-from penstock.store import Store, read_share
+from penstock.store import Store, free_fields, read_share
 from penstock.tally import Tally
 
 BAD_INPUT = (DataError, SourceError)
 """What can be wrong with a sample, as against with the program."""
+
+# What a batch has of fields that need not come with their blocks, from where on they come by reads of their own.
+LATER_FROM_BYTES = 1 * MiB
 
 # How long ending waits for reads that are under way. Ctrl-C should end a program within three seconds.
 END_WITHIN_S = 1.5
@@ -193,7 +197,7 @@ class Readers:
         self.scratch_bytes = store.scratch_bytes(plan.rows_per_read)
         self.all_taken = False
         self._counting = threading.Lock()
-        self._reads = reads(epoch, plan, slots.take)
+        self._reads = reads(epoch, plan, slots.take, later(store, plan))
         self._next_read: Read | None = None
         self._done: SimpleQueue[list[Batch] | BaseException] = SimpleQueue()
         self._ready: dict[int, Batch] = {}
@@ -275,38 +279,38 @@ class Readers:
     def _fill(self, read: Read) -> None:
         for parts in self._together(read):
             try:
-                self._read(parts, read.share)
+                self._read(parts, read.fields, read.share)
             except BaseException as error:
                 if self._skip and isinstance(error, BAD_INPUT):
-                    self._sort_out(parts)
+                    self._sort_out(parts, read.fields)
                 elif len(parts) == 1:
                     parts[0].batch.error = _told(error)
                 else:  # find out whose error it is: the other batches are whole
                     for part in parts:
-                        self._fill(Read([part], read.scattered, read.share))
+                        self._fill(replace(read, parts=[part]))
 
-    def _sort_out(self, parts: list[Part]) -> None:
+    def _sort_out(self, parts: list[Part], fields: Sequence[str] | None) -> None:
         """Find the samples that cannot be read, by halves, and read all others."""
         if len(parts) > 1:
             for part in parts:
-                self._halve(part)
+                self._halve(part, fields)
         else:
             part = parts[0]
             if len(part.rows) == 1:
-                self._halve(part)
+                self._halve(part, fields)
                 return
             middle = len(part.rows) // 2
             for half in (slice(None, middle), slice(middle, None)):
-                self._halve(Part(part.batch, part.rows[half], part.places[half]))
+                self._halve(Part(part.batch, part.rows[half], part.places[half]), fields)
 
-    def _halve(self, part: Part) -> None:
+    def _halve(self, part: Part, fields: Sequence[str] | None) -> None:
         try:
-            self._read([part])
+            self._read([part], fields)
         except BAD_INPUT as error:
             if len(part.rows) == 1:
                 part.batch.left_out.append((int(part.places[0]), error))
             else:
-                self._sort_out([part])
+                self._sort_out([part], fields)
         except BaseException as error:
             part.batch.error = _told(error)
 
@@ -323,8 +327,10 @@ class Readers:
             after = arrays, first + len(part.rows)
         return groups
 
-    def _read(self, parts: list[Part], share: Share = WHOLE) -> None:
+    def _read(self, parts: list[Part], fields: Sequence[str] | None, share: Share = WHOLE) -> None:
         arrays = self.slots.memory(parts[0].batch.slot)[0]
+        if fields is not None:
+            arrays = {name: arrays[name] for name in fields}
         rows = np.concatenate([part.rows for part in parts])
         at = np.concatenate([part.places + self.slots.memory(part.batch.slot)[1] for part in parts])
         read_share(self.store, rows, at, arrays, share)
@@ -360,7 +366,8 @@ class Readers:
         with self._counting:
             self.times.reading += seconds
             self.times.computing += computing
-            self.times.rows += sum(len(part.rows) for part in read.parts) / read.share[1]
+            if not read.again:
+                self.times.rows += sum(len(part.rows) for part in read.parts) / read.share[1]
             self.times.counted.add(counted)
             for part in read.parts:
                 part.batch.reads_left -= 1
@@ -374,6 +381,19 @@ class Readers:
                 self.times.reading += time.perf_counter() - began
         if whole:
             self._done.put(whole)
+
+
+def later(store: Store, plan: Plan) -> Later | None:
+    """What need not be read with its block, where that is enough to be worth reads of its own."""
+    if not plan.window_rows:
+        return None
+    free = [name for name in store.fields if name in free_fields(store)]
+    blocked = [name for name in store.fields if name not in free]
+    batch_bytes = plan.batch_rows * sum(store.fields[name].row_bytes for name in free)
+    if not blocked or batch_bytes < LATER_FROM_BYTES:
+        return None
+    shared = -(-plan.batch_rows // plan.threads) if batch_bytes > SHARE_ABOVE_BYTES else plan.batch_rows
+    return Later(tuple(blocked), tuple(free), shared)
 
 
 def _told(error: BaseException) -> Exception:

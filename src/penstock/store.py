@@ -82,6 +82,14 @@ def takes_rows_apart(store: Store) -> bool:
     return bool(getattr(store, "takes_rows_apart", False))
 
 
+def free_fields(store: Store) -> frozenset[str]:
+    """Fields whose rows can each be read by itself, also where those of others come in blocks."""
+    if store.blocks is None:
+        return frozenset(store.fields)
+    found: frozenset[str] = getattr(store, "free_fields", frozenset())
+    return found
+
+
 @runtime_checkable
 class Sharing(Protocol):
     """A store whose blocks several threads can read together."""
