@@ -123,7 +123,8 @@ def test_ranks_share_an_epoch(voxels: ps.Dataset, pictures: ps.Dataset, world_si
     for rank in range(world_size):
         with loader(joined(voxels, pictures), rank=rank, world_size=world_size) as batches:
             found += [row for batch in batches for row in rows_of(batch)]
-    assert sorted(found) == list(range(ROWS))
+    assert set(found) == set(range(ROWS))
+    assert len(found) < ROWS + world_size  # repeated so that all ranks have as many
 
 
 @pytest.mark.usefixtures("when")
