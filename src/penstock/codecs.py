@@ -8,7 +8,7 @@ import ctypes
 import struct
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -295,7 +295,7 @@ def convert(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
 
     Where that takes several passes over the target, piece by piece.
     """
-    if not cast.changes_values or (target.dtype in SINGLE_PASS and len(_steps(cast)) == 1):
+    if len(source) <= BLOCK_ELEMENTS or len(_steps(cast, target.dtype)) <= (target.dtype in SINGLE_PASS):
         convert_piece(source, target, cast)
         return
     for begin in range(0, len(source), BLOCK_ELEMENTS):
@@ -311,19 +311,22 @@ def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
             convert_piece(source, single, replace(cast, dtype=single.dtype))
             np.copyto(target, single, casting="same_kind")
         return
-    steps = [(step, target.dtype.type(value)) for step, value in _steps(cast)]
+    steps = _steps(cast, target.dtype)
     if target.dtype.kind == "f" and steps:  # the first on the way: a pass over the target saved
-        step, value = steps.pop(0)
+        step, value = steps[0]
         step(source, value, out=target, dtype=target.dtype, casting="unsafe")
+        steps = steps[1:]
     else:
         np.copyto(target, source, casting="unsafe")
     for step, value in steps:
         step(target, value, out=target)
 
 
-def _steps(cast: Cast) -> list[tuple[np.ufunc, float]]:
+@lru_cache(maxsize=64)
+def _steps(cast: Cast, dtype: np.dtype) -> tuple[tuple[np.ufunc, Any], ...]:
+    """What is done with each value, and with which number of the target's type. Asked for with every small row."""
     asked = ((np.divide, cast.divisor, 1), (np.multiply, cast.scale, 1), (np.add, cast.offset, 0))
-    return [(step, value) for step, value, nothing in asked if value != nothing]
+    return tuple((step, dtype.type(value)) for step, value, nothing in asked if value != nothing)
 
 
 def convert_scratch_bytes(elements: int, cast: Cast) -> int:

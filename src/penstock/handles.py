@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,11 @@ if TYPE_CHECKING:  # what speaks to servers takes a while to import, and is impo
 
 # How long a look at a file's size and time holds good. Looking costs microseconds, and a switch of threads.
 CHECK_EVERY_S = 0.1
+
+# The system reads ahead of whoever reads on, megabytes at times, and a row that is read in pieces looks like that: it
+# may read twice what is wanted. After so many jumps of more than so many bytes it is told not to guess.
+JUMP_BYTES = 64 * MiB
+JUMPS = 2
 
 # Pieces in which a file is fetched.
 FETCH_BYTES = 1 * MiB
@@ -65,6 +71,8 @@ def unseen(path: str) -> FileId:
 
 def check_unchanged(file: FileId) -> None:
     """Refuse to go on with any other file than the one that was parsed."""
+    if _is_unchanged(file):
+        return
     now = replace(identify(file.path, growing=file.growing), compared=file.compared)
     if now == file or (file.growing and now.inode == file.inode and now.size >= file.size):
         return
@@ -75,12 +83,23 @@ def check_unchanged(file: FileId) -> None:
     )
 
 
+def _is_unchanged(file: FileId) -> bool:
+    """Asked with every loan of a mapping."""
+    try:
+        found = os.stat(file.path)
+    except OSError:
+        return False
+    return (found.st_size, found.st_mtime_ns, found.st_ino) == (file.size, file.mtime_ns, file.inode)
+
+
 class Handle:
     """One open descriptor: of a file to read from, or of a mapping in ``bytes``."""
 
     manifest: Manifest | None = None
     _span: Span | None = None
     """Which blocks of the manifest are this file's, once that was asked."""
+    _after, _jumps = 0, 0
+    """Where the last read ended, and how often the next began far from there."""
 
     def __init__(self, file: FileId, mapped: bool, manifest: Manifest | None = None) -> None:
         self.file = file
@@ -148,11 +167,21 @@ class Handle:
     def fill(self, offset: int, views: list[memoryview]) -> None:
         """Short reads go on."""
         wanted = sum(map(len, views))
+        if self._jumps < JUMPS:
+            self._notice_jumps(offset, wanted)
         if wanted <= _MOST_PER_CALL and self._read_some(views, offset) == wanted:
             return
         for view in views:
             self._read_all(view, offset)
             offset += len(view)
+
+    def _notice_jumps(self, offset: int, count: int) -> None:
+        if abs(offset - self._after) > JUMP_BYTES:
+            self._jumps += 1
+            if self._jumps == JUMPS and hasattr(os, "posix_fadvise"):
+                with suppress(OSError):  # advice: a file system may have no use for it
+                    os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        self._after = offset + count
 
     def _read_all(self, view: memoryview, offset: int) -> None:
         done, wanted = 0, len(view)

@@ -92,6 +92,7 @@ def _together(paths: Iterable[ReadPath]) -> ReadPath:
         missing_chunks=first.missing_chunks + sum(other.missing_chunks for other in others),
         epoch_bytes=first.epoch_bytes + sum(other.epoch_bytes for other in others),
         far=first.far or any(other.far for other in others),
+        mapped_files=first.mapped_files + sum(other.mapped_files for other in others),
         checked_by=first.checked_by if all(other.checked_by for other in others) else "",
     )
 

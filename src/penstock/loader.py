@@ -31,7 +31,7 @@ from penstock.reader import Readers, ReaderTimes, Team
 from penstock.schedule import Batch, Epoch
 from penstock.sizes import MiB, format_size, parse_size
 from penstock.slots import Slots
-from penstock.spec import Origin, row_bytes
+from penstock.spec import Origin, ReadPath, row_bytes
 from penstock.stats import LeftOut, Meter, Stats
 from penstock.store import Store, shared_index, told_rows
 from penstock.tuning import Counts, Tuner
@@ -54,6 +54,10 @@ SLOTS_BACK_WITHIN_S = 10.0
 
 # Threads that wait for a network: at 40 ms a request, 16 of them ask 400 times a second.
 FAR_THREADS = 16
+
+# Rows gathered from more mapped files than this come a few at a time, and threads that do nothing else would only meet
+# at the interpreter's lock: one alone is half as quick again as two.
+MANY_MAPPED = 8
 
 # So many times the threads of the beginning may be tried where files turn out to be slow.
 MOST_TIMES = 8
@@ -125,7 +129,7 @@ class Loader:
             fields=self._store.fields,
             batch_rows=min(batch_size, len(self._order)),
             steps=self.deal.steps,
-            **_threads(threads, far=any(path.far for path in read_paths(self._store))),
+            **_threads(threads, read_paths(self._store)),
             limit_bytes=limit,
             scratch_bytes=self._store.scratch_bytes,
             index_bytes=self._store.index_bytes,
@@ -622,11 +626,13 @@ def memory_limit(memory: int | str | None) -> tuple[int, str]:
     return free // DEFAULT_SHARE, f"a quarter of the {format_size(free)} that are free"
 
 
-def _threads(threads: int | Literal["auto"], *, far: bool) -> dict[str, Any]:
+def _threads(threads: int | Literal["auto"], paths: Sequence[ReadPath]) -> dict[str, Any]:
     """With how many to begin, and how many may be tried."""
     if threads == "auto":
-        first = max(cores(), FAR_THREADS) if far else cores()
-        return {"threads": first, "most_threads": first * MOST_TIMES}
+        first = max(cores(), FAR_THREADS) if any(path.far for path in paths) else cores()
+        mapped = [path.mapped_files for path in paths if path.stored_bytes]
+        alone = bool(mapped) and min(mapped) > 0 and max(mapped) > MANY_MAPPED
+        return {"threads": 1 if alone else first, "most_threads": first * MOST_TIMES}
     if not isinstance(threads, int) or threads < 1:
         raise ConfigError(f'threads={threads!r}: expected "auto" or a whole number, at least 1')
     return {"threads": threads}

@@ -24,6 +24,9 @@ from penstock.within import Mask, Within, ascending
 # rows of 4 KiB a second). Above it, reads keep the page tables small and notice a file that was cut short.
 MAP_BELOW_BYTES = 32 * KiB
 
+# From here on rows go into place one by one: a copy each, where smaller ones take less time gathered in one call.
+ALONE_FROM_BYTES = 8 * KiB
+
 # Rows gathered at a time when they must pass through scratch.
 GATHER_BYTES = 512 * KiB
 
@@ -180,13 +183,18 @@ class Gathering:
             return
         tally.mine().bytes_read += len(rows) * array.row_bytes
         with self.files.lend(array.file, mapped=True) as handle:
-            if self.cast is None and self.flat is None and coalesce.consecutive(at) and target.flags.c_contiguous:
+            if self._in_one_go(at, target):
                 goal = target[int(at[0]) : int(at[0]) + len(at)].reshape(len(at), -1).view(np.uint8)
                 self._gather_timed(handle, rows, goal)
                 return
             for begin in range(0, len(rows), self.group):
                 group = slice(begin, begin + self.group)
                 self._through_scratch(handle, rows[group], at[group], target)
+
+    def _in_one_go(self, at: np.ndarray, target: np.ndarray) -> bool:
+        """Whether rows go as they are to places that follow each other."""
+        as_stored = self.cast is None and self.flat is None
+        return as_stored and bool(target.flags.c_contiguous) and coalesce.consecutive(at)
 
     def _gather_timed(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         began = time.perf_counter()
@@ -228,6 +236,29 @@ class GatherReader(Gathering):
     def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: Within | None) -> None:
         super().__init__(array, files, cast, part)
         self._begin, self._size = array.offset, array.rows * array.row_bytes
+
+    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        array, mine = self.array, tally.mine()
+        if len(rows) == 0:
+            return
+        if self.flat is not None or array.row_bytes < ALONE_FROM_BYTES or self._in_one_go(at, target):
+            super().read(rows, at, target)
+            return
+        mine.bytes_read += len(rows) * array.row_bytes
+        with self.files.lend(array.file, mapped=True) as handle:
+            began, began_computing = time.perf_counter(), time.thread_time()
+            stored = handle.bytes[self._begin : self._begin + self._size].view(array.stored)
+            stored = stored.reshape(array.rows, *array.shape)
+            for row, place in zip(rows.tolist(), at.tolist(), strict=True):
+                if self.cast is None:
+                    target[place] = stored[row]
+                else:
+                    convert(stored[row].reshape(-1), target[place].reshape(-1), self.cast)
+            seconds = time.perf_counter() - began
+            if self.cast is not None:  # what was not spent on converting was waited for
+                seconds = max(0.0, seconds - (time.thread_time() - began_computing))
+            mine.file_seconds += seconds
+            tally.note(handle.file.path, self._places(rows), array.row_bytes)
 
     def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         stored = handle.bytes[self._begin : self._begin + self._size].reshape(self.array.rows, self.array.row_bytes)

@@ -88,6 +88,8 @@ class ReadPath:
     epoch_bytes: int = -1
     """What comes from the files when each block is read once, or each row where there are none; -1: all there is."""
 
+    mapped_files: int = 0
+    """Files whose rows are gathered from mappings; 0 where they are read."""
     checked_by: str = ""
     """What every byte that is delivered was held against; empty where a damaged one would pass for data."""
 

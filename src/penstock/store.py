@@ -333,16 +333,19 @@ def _checksum(array: Chunks) -> str:
 
 
 def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
-    array = reader.array
-    how = "gathered from a mapping of the file" if isinstance(reader, Gathering) else "read straight from the file"
+    array, mapped = reader.array, int(isinstance(reader, Gathering))
+    how = "gathered from a mapping of the file" if mapped else "read straight from the file"
     if isinstance(array, Members):
         stored = int(array.lengths.sum())
-        how = how if isinstance(reader, Gathering) else "read by position"
-        return ReadPath(name, reader.spec, rows, array.layout, how, stored_bytes=stored)
+        how = how if mapped else "read by position"
+        return ReadPath(name, reader.spec, rows, array.layout, how, stored_bytes=stored, mapped_files=mapped)
     wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
     read = reader.packed_bytes if isinstance(reader, PartReader) else array.row_bytes
     stored = array.rows * array.row_bytes
-    return ReadPath(name, reader.spec, rows, "contiguous", how, 1, read / wanted, stored, epoch_bytes=array.rows * read)
+    return ReadPath(
+        name, reader.spec, rows, "contiguous", how, 1, read / wanted, stored, epoch_bytes=array.rows * read,
+        mapped_files=mapped,
+    )  # fmt: skip
 
 
 def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> ReadPath:

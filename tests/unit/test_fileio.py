@@ -544,3 +544,23 @@ def test_pickled_without_what_is_open(files_of, tmp_path):
     assert descriptors(tmp_path) == 2
     again.close()
     assert descriptors(tmp_path) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice")
+@pytest.mark.parametrize("order", ["forward", "in pieces, at random", "two threads, forward"])
+def test_the_system_is_told_not_to_read_ahead_of_who_jumps(tmp_path, monkeypatch, order):
+    advice = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, offset, length, what: advice.append(what))
+    with open(tmp_path / "large", "wb") as file:  # a hole: it takes no room
+        file.truncate(2 * 2**30)
+    files = Files()
+    piece, row = np.empty(2**20, np.uint8), 8 * 2**20
+    rows = {"forward": range(40), "in pieces, at random": [200, 3, 150, 77, 240, 9], "two threads, forward": []}[order]
+    offsets = [number * row + inside * 2**20 for number in rows for inside in range(3)]
+    if not rows:
+        offsets = [place * row + ahead for place in range(40) for ahead in (4 * row, 0)]
+    with files.lend(files.identify(str(tmp_path / "large"))) as handle:
+        for offset in offsets:
+            handle.read_into(offset, piece)
+    files.close()
+    assert advice == ([os.POSIX_FADV_RANDOM] if order == "in pieces, at random" else [])

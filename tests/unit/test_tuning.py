@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,3 +144,19 @@ def test_the_next_epoch_begins_with_what_was_settled(monkeypatch: pytest.MonkeyP
         for _ in range(2):
             assert sum(len(batch["x"]) for batch in loader) == 400
     assert started == [3, 3]
+
+
+@pytest.mark.parametrize(("files", "row_bytes", "alone"), [(12, 20_000, True), (3, 20_000, False), (12, 40_000, False)])
+def test_one_thread_gathers_rows_from_many_mapped_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, row_bytes: int, alone: bool
+) -> None:
+    """Two would meet at the interpreter's lock. Asked for, there are two."""
+    monkeypatch.setattr("penstock.loader.cores", lambda: 4)
+    for number in range(files):
+        np.save(tmp_path / f"{number:02d}.npy", np.full((5, row_bytes), number, np.uint8))
+    ds = ps.open(tmp_path / "*.npy")
+    with ps.Loader(ds, batch_size=8, shuffle=True, memory="64MiB") as loader:
+        assert loader.plan.threads == (1 if alone else 4)
+        assert sum(len(batch["data"]) for batch in loader) == 5 * files
+    with ps.Loader(ds, batch_size=8, shuffle=True, memory="64MiB", threads=2) as loader:
+        assert loader.plan.threads == 2
