@@ -33,6 +33,20 @@ def share_bytes(pid: int | str = "self") -> int:
     return _sum_of(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
 
 
+def mapped_bytes(pid: int | str = "self") -> int:
+    """Of these, shared memory."""
+    return _sum_of(f"/proc/{pid}/smaps_rollup", b"Pss_Shmem:")
+
+
+def shared_bytes() -> int:
+    """Shared memory of the whole machine, also where nobody maps it: batches on their way between processes."""
+    try:
+        found = os.statvfs("/dev/shm")  # noqa: S108  # it is looked at, not written to
+    except (OSError, AttributeError):
+        return 0
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
 def _sum_of(path: str, *names: bytes) -> int:
     try:
         with open(path, "rb") as file:

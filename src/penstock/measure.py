@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.loader import Loader
-from penstock.machine import children, held_bytes, share_bytes
+from penstock.machine import children, held_bytes, mapped_bytes, share_bytes, shared_bytes
 from penstock.multi import MultiLoader
 from penstock.stats import Stats
 
@@ -22,18 +22,32 @@ def tree_bytes() -> int:
     return sum(share_bytes(pid) for pid in (me, *workers)) if workers else held_bytes(me)
 
 
+def on_their_way(shared_before: int) -> int:
+    """Shared memory that is in nobody's hands: what workers have sent and the parent has not yet received."""
+    me = os.getpid()
+    workers = children(me)
+    if not workers:
+        return 0
+    return max(0, shared_bytes() - shared_before - sum(mapped_bytes(pid) for pid in (me, *workers)))
+
+
 class MemoryWatch:
-    """Samples the memory of the process tree every 5 ms inside a ``with``; ``peak_bytes`` is above the start."""
+    """Samples the memory of the process tree every 5 ms inside a ``with``; ``peak_bytes`` is above the start.
+
+    Batches that workers have sent count too, by what the machine's shared memory has grown.
+    """
 
     def __init__(self, every_s: float = SAMPLE_EVERY_S) -> None:
         self.every_s = every_s
         self.start_bytes = 0
+        self._shared_before = 0
         self.peak_bytes = 0
         self.samples = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-memory-watch", daemon=True)
 
     def __enter__(self) -> "MemoryWatch":
+        self._shared_before = shared_bytes()
         self.start_bytes = tree_bytes()
         self._thread.start()
         return self
@@ -46,7 +60,7 @@ class MemoryWatch:
     @property
     def held_bytes(self) -> int:
         """Held right now above the start."""
-        return tree_bytes() - self.start_bytes
+        return tree_bytes() + on_their_way(self._shared_before) - self.start_bytes
 
     def _run(self) -> None:
         while not self._over.wait(self.every_s):

@@ -1,6 +1,7 @@
 """How fast this disk and these codecs are: a loader's own threads read for a moment, and nobody waits for them.
 
-What they read in the first half goes into fresh memory, which costs as much again, so the second half is counted.
+What comes first goes into fresh memory, which costs as much again and more. So the rate is taken from when all slots
+were filled once, or else from the second half; what came before is counted with the time that it took.
 """
 
 import time
@@ -27,20 +28,25 @@ WAIT_AT_MOST_S = 5.0
 
 @dataclass(frozen=True)
 class Trial:
-    """What was read in how long."""
+    """What was read in how long, once the rate had settled."""
 
     seconds: float
     samples: int
     """That were read by then, in whole batches or not."""
     bytes_read: int
+    before: Look = (0.0, 0, 0)
+    """What came until then."""
     epoch_bytes: int | None = None
     """What the whole epoch read, where the time was enough for it."""
 
     def epoch_seconds(self, samples: int, bytes_read: int) -> float | None:
-        """How long an epoch of so many samples, or bytes of files, would take at this rate; None if nothing came."""
+        """How long an epoch of so many samples, or bytes of files, would take; None if nothing came."""
+        seconds, samples_before, bytes_before = self.before
+        if self.epoch_bytes is not None:
+            return seconds + self.seconds
         if self.bytes_read and bytes_read:
-            return bytes_read * self.seconds / self.bytes_read
-        return samples * self.seconds / self.samples if self.samples else None
+            return seconds + max(0, bytes_read - bytes_before) * self.seconds / self.bytes_read
+        return seconds + max(0, samples - samples_before) * self.seconds / self.samples if self.samples else None
 
 
 def try_out(loader: Loader, seconds: float) -> Trial:
@@ -50,18 +56,20 @@ def try_out(loader: Loader, seconds: float) -> Trial:
     began = time.perf_counter()
     team.start()
     looks: list[Look] = [(0.0, 0, 0)]
+    fresh = loader.plan.slots * loader.plan.batch_rows
     try:
         while iteration.steps_left:
             iteration.pass_over(LOOK_EVERY_S)
             looks.append((time.perf_counter() - began, iteration.rows_read, loader.stats().bytes_read))
             passed = looks[-1][0]
             something = looks[-1][1:] != (0, 0)
-            if (something and (passed > seconds or is_settled(looks))) or passed > WAIT_AT_MOST_S:
+            settled = looks[-1][1] > fresh and is_settled(looks)
+            if (something and (passed > seconds or settled)) or passed > WAIT_AT_MOST_S:
                 break
         whole = not iteration.steps_left
     finally:
         iteration.end("the trial is over")
-    return _second_half(looks, looks[-1][2] if whole else None)
+    return _summed_up(looks, fresh, looks[-1][2] if whole else None)
 
 
 def is_settled(looks: Sequence[Look]) -> bool:
@@ -78,10 +86,10 @@ def is_settled(looks: Sequence[Look]) -> bool:
     return abs(fourth * (late[0] - middle[0]) / (third * (end[0] - late[0])) - 1) < ALIKE
 
 
-def _second_half(looks: Sequence[Look], epoch_bytes: int | None) -> Trial:
-    """Seconds, samples and bytes of the second half; of all of it where that holds nothing."""
+def _summed_up(looks: Sequence[Look], fresh: int, epoch_bytes: int | None) -> Trial:
+    """What came after so many samples, or in the second half if that was sooner; all of it where that is nothing."""
     end = looks[-1]
-    begin = next(look for look in looks if look[0] >= end[0] / 2)
+    begin = next(look for look in looks if look[0] >= end[0] / 2 or look[1] > fresh)
     if 0 < end[1] == begin[1] or 0 < end[2] == begin[2]:
         begin = looks[0]
-    return Trial(end[0] - begin[0], end[1] - begin[1], end[2] - begin[2], epoch_bytes)
+    return Trial(end[0] - begin[0], end[1] - begin[1], end[2] - begin[2], begin, epoch_bytes)

@@ -16,7 +16,7 @@ from penstock.errors import BudgetExceeded, ConfigError
 from penstock.forecast import format_seconds
 from penstock.handles import Handle
 from penstock.rivals import Habits, Job, rivals
-from penstock.trial import Trial, _second_half, is_settled, try_out
+from penstock.trial import Trial, _summed_up, is_settled, try_out
 
 ROWS = 48
 RNG = np.random.default_rng(7)
@@ -157,6 +157,13 @@ def test_epoch_seconds() -> None:
     assert Trial(0.5, 0, 0).epoch_seconds(100, 0) is None
 
 
+def test_what_came_before_the_rate_settled_is_counted_with_its_own_time() -> None:
+    slow_at_first = (3.0, 20, 2000)
+    assert Trial(0.5, 10, 1000, slow_at_first).epoch_seconds(100, 4000) == 3 + 1
+    assert Trial(0.5, 10, 0, slow_at_first).epoch_seconds(100, 4000) == 3 + 4
+    assert Trial(0.5, 10, 1000, slow_at_first, epoch_bytes=3000).epoch_seconds(30, 3000) == 3.5  # it was the whole
+
+
 def test_ranks_share_what_is_read(tmp_path: Path) -> None:
     whole, shared = (
         ps.plan(npy(tmp_path), batch_size=4, memory="64MiB", measure=0, world_size=world) for world in (1, 4)
@@ -285,8 +292,10 @@ def test_a_few_large_reads_are_no_rate_yet() -> None:
 
 def test_where_no_batch_is_whole_yet_bytes_of_the_second_half_count() -> None:
     looks = [(0.0, 0, 0), (0.5, 0, 0), (1.0, 0, 500)]
-    assert _second_half(looks, None) == Trial(0.5, 0, 500)
-    assert _second_half([(0.0, 0, 0), (0.5, 8, 400), (1.0, 8, 500)], None) == Trial(1.0, 8, 500)
+    assert _summed_up(looks, 8, None) == Trial(0.5, 0, 500, (0.5, 0, 0))
+    assert _summed_up([(0.0, 0, 0), (0.5, 8, 400), (1.0, 8, 500)], 8, None) == Trial(1.0, 8, 500)
+    filled = [(0.0, 0, 0), (0.2, 9, 200), (0.5, 20, 400), (1.0, 40, 500)]
+    assert _summed_up(filled, 8, None) == Trial(0.8, 31, 300, (0.2, 9, 200))
 
 
 def test_a_trial_counts_rows_before_a_batch_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
