@@ -63,13 +63,18 @@ def try_out(loader: Loader, seconds: float) -> Trial:
             looks.append((time.perf_counter() - began, iteration.rows_read, loader.stats().bytes_read))
             passed = looks[-1][0]
             something = looks[-1][1:] != (0, 0)
-            settled = looks[-1][1] > fresh and is_settled(looks)
-            if (something and (passed > seconds or settled)) or passed > WAIT_AT_MOST_S:
+            if (something and (passed > seconds or is_enough(looks, fresh, seconds))) or passed > WAIT_AT_MOST_S:
                 break
         whole = not iteration.steps_left
     finally:
         iteration.end("the trial is over")
     return _summed_up(looks, fresh, looks[-1][2] if whole else None)
+
+
+def is_enough(looks: Sequence[Look], fresh: int, seconds: float) -> bool:
+    """Whether the rate has settled, and not only of reading into fresh memory, if more could be seen in the time."""
+    passed, samples, _ = looks[-1]
+    return is_settled(looks) and (samples > fresh or samples * seconds < fresh * passed)
 
 
 def is_settled(looks: Sequence[Look]) -> bool:

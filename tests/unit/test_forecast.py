@@ -16,7 +16,7 @@ from penstock.errors import BudgetExceeded, ConfigError
 from penstock.forecast import format_seconds
 from penstock.handles import Handle
 from penstock.rivals import Habits, Job, rivals
-from penstock.trial import Trial, _summed_up, is_settled, try_out
+from penstock.trial import Trial, _summed_up, is_enough, is_settled, try_out
 
 ROWS = 48
 RNG = np.random.default_rng(7)
@@ -283,6 +283,12 @@ def test_a_trial_ends_early_where_the_rate_has_settled(rates: list[int], settled
     assert is_settled(looks) == settled
     assert is_settled([(time, passed, 0) for time, _, passed in looks]) == settled
     assert not is_settled(looks[:10])  # too early to say
+
+
+@pytest.mark.parametrize(("fresh", "enough"), [(50, True), (150, False), (1000, True)])
+def test_a_trial_goes_on_until_memory_is_no_longer_fresh(fresh: int, enough: bool) -> None:
+    looks = [(0.02 * number, 4 * number, 4000 * number) for number in range(21)]  # 80 samples in 0.4 s
+    assert is_enough(looks, fresh, seconds=1.0) == enough  # 200 would come in the time: 150, but not 1000
 
 
 def test_a_few_large_reads_are_no_rate_yet() -> None:
