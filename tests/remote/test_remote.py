@@ -4,6 +4,7 @@ import os
 import pickle
 import threading
 import time
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -132,6 +133,21 @@ def test_retry_after_is_waited_for(server, wrong):
     began = time.monotonic()
     read(some, file)
     assert time.monotonic() - began >= 1
+
+
+@pytest.mark.case(44)
+def test_each_wait_is_longer_than_the_one_before(server, wrong, monkeypatch):
+    """A server that is overwhelmed is not asked as often as before."""
+    waits = []
+    monkeypatch.setattr(stopping, "sleep", waits.append)
+    some, file = opened(server, files(RemoteOptions(retries=5, deadline_s=100)))
+    server.always = wrong.status(503)
+    with pytest.raises(Unavailable, match="failed 6 times"):
+        read(some, file)
+    server.always = None
+    assert len(waits) == 5
+    assert all(later >= earlier for earlier, later in pairwise(waits))
+    assert waits[-1] > 4 * waits[0]
 
 
 FOR_EVER = {

@@ -37,7 +37,7 @@ def test_demo_trains_compares_draws_and_leaves_nothing_else(tmp_path, monkeypatc
     out, err = capsys.readouterr()
     assert "Subject 1: 72 trials in 3 sessions, 27 voxels of nsdgeneral." in out
     assert re.search(r"^budget +256 MiB$", out, re.MULTILINE)
-    for loader in ("penstock", "NSDDataset, 0 workers", "NSDDataset, 1 workers"):
+    for loader in ("penstock", "NSDDataset, 0 workers", "NSDDataset, 1 worker"):
         assert re.search(rf"^HDF5, by voxel  {loader} +[\d,.]+ +[\d.]+ [KM]?i?B  (yes|no)$", out, re.MULTILINE), out
     for loader in ("penstock", "WebDataset, 1 worker"):
         assert re.search(rf"^tar shards +{loader} +[\d,.]+ +[\d.]+ [KM]?i?B  (yes|no)$", out, re.MULTILINE), out

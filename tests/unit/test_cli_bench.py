@@ -93,7 +93,7 @@ def test_against_dataloader(session: str, tmp_path: Path, masked: bool, capsys: 
 def test_against_webdataset(shard: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = bench(capsys, shard, "--against", "torch,webdataset", "--workers", "1", "--shuffle-buffer", "9")
     assert [run["samples"] for run in told["runs"]] == [ROWS, ROWS, ROWS]
-    assert told["runs"][2]["name"] == "WebDataset, 1 workers, shuffle(9)"
+    assert told["runs"][2]["name"] == "WebDataset, 1 worker, shuffle(9)"
 
 
 class Links(HTMLParser):

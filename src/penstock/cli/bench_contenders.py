@@ -27,6 +27,10 @@ class Job:
     """Whether no part of each was chosen."""
 
     @property
+    def told_workers(self) -> str:
+        return f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+
+    @property
     def files(self) -> list[tuple[str, int]]:
         """Where the rows lie, file by file, and how many in each."""
         store = self.ds.store
@@ -62,7 +66,7 @@ def dataloader(job: Job) -> tuple[str, Iterable[Any]]:
 
     by_hand = job.whole_rows and all(path.lower().endswith(HDF5_ENDINGS) for path, _ in job.files)
     over: Any = ByHand(job.files, job.columns) if by_hand else job.ds.only(*job.columns)
-    name = f"DataLoader over {'h5py' if by_hand else 'ds[i]'}, {job.workers} workers"
+    name = f"DataLoader over {'h5py' if by_hand else 'ds[i]'}, {job.told_workers}"
     return name, DataLoader(over, job.batch_size, shuffle=True, num_workers=job.workers)
 
 
@@ -83,7 +87,7 @@ def webdataset(job: Job) -> tuple[str, Iterable[Any]]:
         .to_tuple(*job.columns)
         .batched(job.batch_size)
     )
-    name = f"WebDataset, {job.workers} workers, shuffle({job.shuffle_buffer})"
+    name = f"WebDataset, {job.told_workers}, shuffle({job.shuffle_buffer})"
     return name, DataLoader(pipeline, batch_size=None, num_workers=min(job.workers, len(paths)))
 
 

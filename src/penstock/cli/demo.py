@@ -137,7 +137,9 @@ def _by_hand(nsd: NSD, course: Course, batch_size: int, workers: int) -> Result:
     paths = {session: nsd.layout.session(session, ".hdf5") for session in nsd.sessions}
     dataset: Any = ByHand(paths, nsd.layout.stimuli, trials, voxels.mask.T)
     loader = DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
-    result = course.take(RELEASE, len(nsd.trials), f"NSDDataset, {workers} workers", loader, watch)
+    result = course.take(
+        RELEASE, len(nsd.trials), f"NSDDataset, {workers} worker{'' if workers == 1 else 's'}", loader, watch
+    )
     dataset.close()
     return result
 
