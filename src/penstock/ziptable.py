@@ -1,12 +1,11 @@
 """Where the members of a zip archive lie: those stored as they are can be read like parts of any file."""
 
 import zipfile
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.errors import Corrupt, DecodeFailed, Truncated
+from penstock.errors import Corrupt, DecodeFailed, SourceError, Truncated
 from penstock.extents import FileId
 from penstock.fileio import Files
 from penstock.handles import map_file
@@ -44,7 +43,9 @@ class ZipTable:
                 archive.open(self.names[number]) as member,
             ):
                 return member.read(most)
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+        except SourceError:
+            raise
+        except Exception as error:  # zipfile and what it unpacks with raise a dozen kinds between them
             raise DecodeFailed(f"{self.file.path}: {self.names[number]}: {error}; fetch the file again") from error
 
 
@@ -54,12 +55,17 @@ def zip_table(path: str, files: Files) -> ZipTable:
     file = files.identify(path)
     try:
         with open_steady(path) as opened, zipfile.ZipFile(opened) as archive:
-            infos = [info for info in archive.infolist() if not info.is_dir()]
-    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, OSError, ValueError) as error:
+            infos = [info for info in archive.infolist() if not info.filename.endswith("/")]
+    except SourceError:
+        raise
+    except Exception as error:  # as above
+        words = str(error) or type(error).__name__
         raise Truncated(
-            f"{path}: not a whole zip archive ({error}); it was cut short or is damaged: fetch it again"
+            f"{path}: not a whole zip archive ({words}); it was cut short or is damaged: fetch it again"
         ) from error
     for info in infos:
+        if not info.filename:
+            raise Truncated(f"{path}: its directory lists a member without a name; it is damaged: fetch it again")
         if not 0 <= info.header_offset < file.size or info.compress_size > file.size:
             raise Truncated(
                 f"{path}: its directory says that {info.filename!r:.200} has {info.compress_size:,} bytes at "

@@ -322,3 +322,20 @@ def test_a_zip_archive_of_other_things(tmp_path: Path) -> None:
     (tmp_path / "cut.zip").write_bytes((tmp_path / "a.zip").read_bytes()[:40])
     with pytest.raises(Truncated, match=r"cut\.zip: not a whole zip archive"):
         ps.open(tmp_path / "cut.zip")
+
+
+@pytest.mark.case(24)
+def test_a_member_of_an_archive_without_a_name(tmp_path):
+    """As a flipped byte makes it: the directory takes the name for a further field."""
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("abcd", b"content")
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02")
+    content[entry + 28 : entry + 32] = (0).to_bytes(2, "little") + (4).to_bytes(2, "little")
+    content[entry + 46 : entry + 50] = b"ab\0\0"
+    path.write_bytes(content)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == [""]
+    with pytest.raises(Truncated, match=r"a\.npz: its directory lists a member without a name"):
+        ps.open(path)
