@@ -393,7 +393,7 @@ def later(store: Store, plan: Plan) -> Later | None:
     if not blocked or batch_bytes < LATER_FROM_BYTES:
         return None
     shared = -(-plan.batch_rows // plan.threads) if batch_bytes > SHARE_ABOVE_BYTES else plan.batch_rows
-    return Later(tuple(blocked), tuple(free), shared)
+    return Later(tuple(blocked), tuple(free), min(shared, plan.rows_per_read))  # what scratch was planned for
 
 
 def _told(error: BaseException) -> Exception:

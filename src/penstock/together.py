@@ -1,6 +1,7 @@
 """The members of one sample, read at once where they lie together: one request of the file instead of one a field."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from operator import itemgetter
 
 import numpy as np
@@ -78,7 +79,8 @@ class Together:
         straight = sum(field.straight_bytes for _, length, field, _ in members if length == field.whole)
         between = end - begin - sum(length for _, length, _, _ in members)
         loose = end - begin - straight
-        if begin < 0 or loose > self._most or not 0 <= between <= GAP_BYTES * (len(members) - 1):
+        apart = all(before[0] + before[1] <= after[0] for before, after in pairwise(members))  # links may share bytes
+        if begin < 0 or loose > self._most or between > GAP_BYTES * (len(members) - 1) or not apart:
             return False
         with borrow(loose) as scratch:
             pieces: list[np.ndarray] = []

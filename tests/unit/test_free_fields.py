@@ -12,6 +12,7 @@ import penstock as ps
 from penstock.combine import Columns, Concat, Subset
 from penstock.dataset import Dataset
 from penstock.errors import DecodeFailed
+from penstock.reader import later
 from penstock.store import free_fields
 from penstock.testing import check_resume
 from penstock.wrap import Wrapper
@@ -103,6 +104,18 @@ def test_every_row_once_with_all_its_fields(
         for _ in range(2):
             assert sorted(row for batch in batches for row in rows_of(batch)) == list(range(ROWS))
             assert batches.stats().samples == ROWS
+
+
+def test_no_more_rows_at_a_time_than_memory_was_planned_for(
+    voxels: ps.Dataset, pictures: ps.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.reader.LATER_FROM_BYTES", 0)
+    ds = joined(voxels, pictures)
+    with loader(ds, batch_size=20) as batches:
+        found = later(ds.store, batches.plan)
+        assert found is not None
+        assert (found.blocked, found.free) == (("voxels",), ("picture", "number"))
+        assert found.rows_per_read == batches.plan.rows_per_read == BLOCK
 
 
 def test_the_order_is_the_same_either_way(

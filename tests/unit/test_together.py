@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,3 +136,16 @@ def test_gaps_are_not_counted_as_read(tmp_path):
         for _ in loader:
             pass
         assert loader.stats().bytes_read == sum(path.stored_bytes for path in ds.store.read_paths())
+
+
+def test_members_that_share_their_bytes(tmp_path):
+    """Two names of one file, as a link makes them, and a third behind: each is read where it lies."""
+    with TarWriter(str(tmp_path / "x.tar")) as writer:
+        writer.write({"__key__": "000", **{f"{name}.raw": name.encode() * 100 for name in "abe"}})
+    store = ps.open(tmp_path / "x.tar", decoders={"raw": "uint8"}).store
+    a, b = (store._together._fields[f"{name}.raw"] for name in "ab")
+    b.offsets = a.offsets
+    b.reader.array = replace(b.reader.array, offsets=a.offsets)
+    out = {name: np.zeros((1, *spec.shape), spec.dtype) for name, spec in store.fields.items()}
+    store.read_into(np.array([0]), np.array([0]), out)
+    assert [bytes(out[f"{name}.raw"][0]) for name in "abe"] == [name.encode() * 100 for name in "aae"]
