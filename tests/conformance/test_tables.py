@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
+from penstock.errors import Corrupt
 from penstock.formats import tables
 from penstock.formats.held import HeldStore
 from penstock.testing import check_store
@@ -101,3 +102,16 @@ def test_damaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(ps.errors.Corrupt, match=r"not a whole .* fetch it again"):
         ps.open(path)
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+@pytest.mark.parametrize("size", [8, 300_000])
+def test_a_part_that_holds_fewer_rows_than_it_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int, size: int
+) -> None:
+    """As damage to a page's header makes it: Arrow itself does not mind."""
+    pq.write_table(pa.table({"x": np.arange(size)}), tmp_path / "a.parquet", row_group_size=size)
+    part = tables.Parquet.part
+    monkeypatch.setattr(tables.Parquet, "part", lambda self, number, names: part(self, number, names).slice(0, kept))
+    with pytest.raises(Corrupt, match=rf"a\.parquet: rows 0 to .*column 'x': {kept} values are there, {size:,} were"):
+        ps.open(tmp_path / "a.parquet")[:]

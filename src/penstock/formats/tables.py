@@ -6,6 +6,7 @@ is decoded whole or not at all, so these are the blocks; uncompressed Arrow is t
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -247,7 +248,13 @@ class TableStore:
         spec, column = self.fields[name], columns.column(name)
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         found = [_flat(chunk, f"{self._where(number)}, column {name!r}") for chunk in chunks]
-        values = found[0] if len(found) == 1 else np.concatenate(found)
+        values = np.concatenate(found) if len(found) > 1 else found[0] if found else np.empty(0, spec.dtype)
+        declared = int(self._begins[number + 1] - self._begins[number]) * prod(spec.shape)
+        if values.size != declared:
+            raise Corrupt(
+                f"{self._where(number)}, column {name!r}: {values.size:,} values are there, {declared:,} were "
+                f"declared. The file is damaged: fetch it again"
+            )
         return values.reshape(-1, *spec.shape)
 
     def _where(self, number: int) -> str:
