@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # what speaks to servers takes a while to import, and is impo
     from penstock.remote import Body, Remote
 
 # How long a look at a file's size and time holds good. Looking costs microseconds, and a switch of threads.
-CHECK_EVERY_S = 0.1
+CHECK_EVERY_S = 0.02
 
 # The system reads ahead of whoever reads on, megabytes at times, and a row that is read in pieces looks like that: it
 # may read twice what is wanted. After so many jumps of more than so many bytes it is told not to guess.
