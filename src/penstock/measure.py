@@ -24,11 +24,14 @@ def tree_bytes() -> int:
 
 def on_their_way(shared_before: int) -> int:
     """Shared memory that is in nobody's hands: what workers have sent and the parent has not yet received."""
+    grown = shared_bytes() - shared_before
+    if grown <= 0:  # as a rule: looking at what each process maps takes long
+        return 0
     me = os.getpid()
     workers = children(me)
-    if not workers:
+    if not workers:  # then it is somebody else's
         return 0
-    return max(0, shared_bytes() - shared_before - sum(mapped_bytes(pid) for pid in (me, *workers)))
+    return max(0, grown - sum(mapped_bytes(pid) for pid in (me, *workers)))
 
 
 class MemoryWatch:

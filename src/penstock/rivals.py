@@ -57,7 +57,7 @@ def rivals(job: Job, habits: Habits) -> list[Rival]:
 
 
 def _dataloader(job: Job, workers: int) -> Rival:
-    name = f"torch DataLoader, {_counted(workers)}"
+    name = f"torch DataLoader, {counted(workers)}"
     if not workers:
         return Rival(name, TORCH_BATCHES_ALONE * job.batch_bytes, "samples, their stack, and the batch before")
     batches = TORCH_BATCHES_A_WORKER * workers + 1
@@ -70,11 +70,12 @@ def _webdataset(job: Job, habits: Habits) -> Rival:
     held = min(habits.shuffle_buffer, -(-job.rows // processes))
     buffers = int(processes * held * job.stored_bytes)
     batches = (WEBDATASET_BATCHES_A_WORKER if habits.workers else TORCH_BATCHES_ALONE - 1) * processes + 1
-    name = f"WebDataset, {_counted(habits.workers)}, shuffle({habits.shuffle_buffer})"
+    name = f"WebDataset, {counted(habits.workers)}, shuffle({habits.shuffle_buffer})"
     told = f"{processes * held:,} samples in shuffle buffers, and about {batches} batches"
     own = habits.workers * WORKER_BYTES
     return Rival(name, buffers + batches * job.batch_bytes + own, told)
 
 
-def _counted(workers: int) -> str:
+def counted(workers: int) -> str:
+    """``1 worker``, ``2 workers``."""
     return f"{workers} worker{'' if workers == 1 else 's'}"

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.combine import Concat
 from penstock.dataset import Dataset
 from penstock.errors import ConfigError
+from penstock.rivals import counted
 
 HDF5_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5")
 
@@ -25,10 +26,6 @@ class Job:
     shuffle_buffer: int
     whole_rows: bool
     """Whether no part of each was chosen."""
-
-    @property
-    def told_workers(self) -> str:
-        return f"{self.workers} worker{'' if self.workers == 1 else 's'}"
 
     @property
     def files(self) -> list[tuple[str, int]]:
@@ -66,7 +63,7 @@ def dataloader(job: Job) -> tuple[str, Iterable[Any]]:
 
     by_hand = job.whole_rows and all(path.lower().endswith(HDF5_ENDINGS) for path, _ in job.files)
     over: Any = ByHand(job.files, job.columns) if by_hand else job.ds.only(*job.columns)
-    name = f"DataLoader over {'h5py' if by_hand else 'ds[i]'}, {job.told_workers}"
+    name = f"DataLoader over {'h5py' if by_hand else 'ds[i]'}, {counted(job.workers)}"
     return name, DataLoader(over, job.batch_size, shuffle=True, num_workers=job.workers)
 
 
@@ -87,7 +84,7 @@ def webdataset(job: Job) -> tuple[str, Iterable[Any]]:
         .to_tuple(*job.columns)
         .batched(job.batch_size)
     )
-    name = f"WebDataset, {job.told_workers}, shuffle({job.shuffle_buffer})"
+    name = f"WebDataset, {counted(job.workers)}, shuffle({job.shuffle_buffer})"
     return name, DataLoader(pipeline, batch_size=None, num_workers=min(job.workers, len(paths)))
 
 

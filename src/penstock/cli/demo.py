@@ -27,6 +27,7 @@ from penstock.errors import ConfigError
 from penstock.machine import held_bytes
 from penstock.nsd import NSD, get_dataloaders
 from penstock.nsd.loaders import Shards
+from penstock.rivals import counted
 from penstock.sizes import format_size, parse_size
 
 COLUMNS = ("voxels", "image", "coco", "__index__")
@@ -137,9 +138,7 @@ def _by_hand(nsd: NSD, course: Course, batch_size: int, workers: int) -> Result:
     paths = {session: nsd.layout.session(session, ".hdf5") for session in nsd.sessions}
     dataset: Any = ByHand(paths, nsd.layout.stimuli, trials, voxels.mask.T)
     loader = DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
-    result = course.take(
-        RELEASE, len(nsd.trials), f"NSDDataset, {workers} worker{'' if workers == 1 else 's'}", loader, watch
-    )
+    result = course.take(RELEASE, len(nsd.trials), f"NSDDataset, {counted(workers)}", loader, watch)
     dataset.close()
     return result
 
