@@ -14,9 +14,11 @@ import penstock as ps
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 
-# Torch's own loader; its workers look after their parent, and it after them, every five seconds.
+# Torch's own loader; its workers look after their parent, and it after them, every five seconds. A worker takes for its
+# parent whichever process is so when its loop begins: one still importing as its parent is killed would look after
+# another for ever. So each has given a batch before anything is killed.
 WORKERS = """
-import json, os, signal, sys, time
+import itertools, json, os, signal, sys, time
 import numpy as np
 import penstock as ps
 from torch.utils.data import DataLoader
@@ -28,9 +30,9 @@ if __name__ == "__main__":
     pids = [worker.pid for worker in batches._workers]
 
     def read():
-        for batch in batches:
-            if not seen:
-                print(json.dumps(pids), flush=True)
+        of_each = [next(batches) for _ in pids]
+        print(json.dumps(pids), flush=True)
+        for batch in itertools.chain(of_each, batches):
             seen.extend(batch["data"][:, 0].long().tolist())
             if len(seen) == 4 * kill_after:
                 os.kill(pids[1], signal.SIGKILL)
