@@ -32,7 +32,7 @@ from penstock.schedule import Batch, Epoch
 from penstock.sizes import MiB, format_size, parse_size
 from penstock.slots import Slots
 from penstock.spec import Origin, ReadPath, row_bytes
-from penstock.stats import LeftOut, Meter, Stats
+from penstock.stats import LeftOut, Meter, Report, Stats
 from penstock.store import Store, shared_index, told_rows
 from penstock.tuning import Counts, Tuner
 
@@ -78,7 +78,7 @@ class Loader:
                  and ``"__key__"`` name each sample: its row, file, and place in the file
     window:      where rows come in blocks: how much is mixed together, in rows or as a size ("512MiB" as stored)
     on_error:    "raise", or "skip": samples that cannot be read are left out of their batch, which is then smaller,
-                 counted and listed in ``stats()``; a batch of which nothing is left is left out where there is one
+                 counted and listed in ``report()``; a batch of which nothing is left is left out where there is one
                  rank, and comes empty where there are several, which must take the same steps
     max_errors:  with "skip": raise after so many in an epoch
     nan:         values that are NaN or infinite: "pass" does not look for them; "count" does, and ``stats()`` has how
@@ -221,6 +221,10 @@ class Loader:
     def stats(self) -> Stats:
         """Rate, waits, memory and bottleneck of the current or latest epoch."""
         return self._account.stats()
+
+    def report(self) -> Report:
+        """What the current or latest epoch left out, filled in, or could not check."""
+        return self.stats().report
 
     def close(self) -> None:
         """End the iteration under way, its threads and files, and let go of the memory that is not lent."""

@@ -22,7 +22,7 @@ from penstock.loader import SLOTS_BACK_WITHIN_S, Iteration, Loader, memory_limit
 from penstock.order import Order, check_seed, generator, repeated
 from penstock.reader import Team
 from penstock.sizes import format_size
-from penstock.stats import Meter, Stats, together
+from penstock.stats import Meter, Report, Stats, together
 
 STATE_VERSION = 1
 
@@ -139,6 +139,10 @@ class MultiLoader:
         epoch, samples = _checked_state(state, self._identity, self._lengths)
         self._end_steps("load_state_dict moved the loader while this iteration was under way; begin a new one")
         self._epoch, self._samples, self._begun = epoch, samples, False
+
+    def report(self) -> Report:
+        """What the current or latest epoch left out, filled in, or could not check, of all datasets together."""
+        return self.stats().report
 
     def stats(self) -> Stats:
         """Rate, waits, memory and bottleneck of the current or latest epoch, of all datasets together."""

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import overload
 
 from penstock.machine import held_bytes
 from penstock.sizes import MiB, format_size
@@ -33,6 +34,52 @@ class LeftOut:
 
     def __str__(self) -> str:
         return f"row {self.row} ({self.key}): {self.why}"
+
+
+@dataclass(frozen=True)
+class Report(Sequence[LeftOut]):
+    """What an epoch did not deliver as it should be: a sequence of the samples that were left out, and counts.
+
+    Printed, a line each.
+    """
+
+    left_out: Sequence[LeftOut]
+    samples: int
+    """How many were left out; the first 1,000 are listed."""
+    files: Sequence[str]
+    """Why whole files are not in the dataset."""
+    chunks_filled: int
+    """Chunks that were never written, delivered as the fill value."""
+    not_finite: Mapping[str, int]
+    """Values that are NaN or infinite, by field, where they were looked for."""
+    unchecked: Sequence[str]
+    unverified: int
+    """Values (a field of a sample each) that were delivered without anything to hold them against."""
+
+    @overload
+    def __getitem__(self, at: int) -> LeftOut: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[LeftOut]: ...
+
+    def __getitem__(self, at: int | slice) -> LeftOut | Sequence[LeftOut]:
+        return self.left_out[at]
+
+    def __len__(self) -> int:
+        return len(self.left_out)
+
+    def __str__(self) -> str:
+        lines = [f"left out: {sample}" for sample in self.left_out]
+        if self.samples > len(self.left_out):
+            lines.append(f"left out: {self.samples - len(self.left_out):,} more")
+        lines += [f"file left out: {why}" for why in self.files]
+        if self.chunks_filled:
+            lines.append(f"{self.chunks_filled:,} chunks that were never written came as fill values")
+        lines += [f"{name!r}: {count:,} values are NaN or infinite" for name, count in self.not_finite.items()]
+        if self.unverified:
+            fields = ", ".join(map(repr, self.unchecked))
+            lines.append(f"delivered without a checksum or manifest to check: {self.unverified:,} values of {fields}")
+        return "\n".join(lines) or "every sample was delivered, and checked"
 
 
 @dataclass(frozen=True)
@@ -91,6 +138,14 @@ class Stats:
 
     unverified: int = 0
     """Values (a field of a sample each) that were delivered without anything to hold them against."""
+
+    @property
+    def report(self) -> Report:
+        """What was left out, filled in, or not checked."""
+        return Report(
+            self.left_out, self.left_out_samples, self.files_left_out, self.chunks_filled, self.not_finite,
+            self.unchecked, self.unverified,
+        )  # fmt: skip
 
     @property
     def decoding_seconds(self) -> float:

@@ -64,7 +64,7 @@ def test_only_what_is_damaged_is_left_out(damaged: tuple[ps.Dataset, set[int]], 
     ds, bad = damaged
     with loader(ds, shuffle=shuffle, threads=threads) as batches:
         seen = [row for batch in batches for row in rows_of(batch)]
-        stats = batches.stats()
+        stats, report = batches.stats(), batches.report()
     assert sorted(seen) == sorted(set(range(2 * ROWS)) - bad)
     assert {sample.row for sample in stats.left_out} == bad
     assert (stats.left_out_samples, stats.samples) == (len(bad), 2 * ROWS - len(bad))
@@ -73,6 +73,9 @@ def test_only_what_is_damaged_is_left_out(damaged: tuple[ps.Dataset, set[int]], 
         assert "fletcher32" in sample.why
         assert "betas[" in sample.why
     assert f"{len(bad)} samples were left out" in str(stats)
+    assert list(report) == list(stats.left_out)
+    assert (report.samples, report.unverified) == (len(bad), 0)
+    assert all(f"left out: {sample}" in str(report).splitlines() for sample in report)
 
 
 def test_raising_is_the_default(damaged: tuple[ps.Dataset, set[int]]) -> None:
@@ -164,6 +167,19 @@ def test_a_replaced_file_is_left_out(tmp_path: Path) -> None:
         list(batches)
 
 
+def test_a_report_of_nothing_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "checked.h5", 0, 4)
+    with loader(ps.open(tmp_path / "checked.h5")) as batches:
+        assert len(list(batches)) == ROWS // 4
+        assert not batches.report()
+        assert str(batches.report()) == "every sample was delivered, and checked"
+    np.save(tmp_path / "plain.npy", np.zeros((ROWS, 3)))
+    with ps.Loader(ps.open(tmp_path / "plain.npy"), batch_size=4, memory="64MiB", output="numpy") as batches:
+        list(batches)
+        assert batches.report().unverified == ROWS
+        assert str(batches.report()) == f"delivered without a checksum or manifest to check: {ROWS} values of 'data'"
+
+
 def test_mistakes_of_the_program_are_not_left_out(damaged: tuple[ps.Dataset, set[int]]) -> None:
     def fails(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if (batch["betas"][:, 0, 0] == 7).any():
@@ -186,6 +202,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
         assert sorted(row for batch in batches for row in rows_of(batch)) == list(range(10))
         assert len(batches.stats().files_left_out) == 2
         assert "2 files were left out" in str(batches.stats())
+        assert str(batches.report()).count("file left out: ") == 2
     with pytest.raises(ConfigError, match="no file could be opened"):
         ps.open(paths[1:], on_error="skip")
 
