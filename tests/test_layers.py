@@ -29,6 +29,7 @@ LAYERS = [
     ["inspection"],
     ["dataset"],
     ["formats"],
+    ["putoff"],
     ["mapped", "gathered", "normalized"],
     ["combine"],
     ["wrap"],

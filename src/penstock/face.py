@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.putoff import put_off
 from penstock.slots import Pin
 from penstock.spec import Cast
 from penstock.store import Store
@@ -30,8 +31,8 @@ class Face(Protocol):
     def prepare(self, store: Store, casts: Mapping[str, Cast]) -> Store:
         """The store to read slots from: converted already, or not where that happens later."""
 
-    def start(self, arrays: Arrays) -> HandOver:
-        """Begin to deliver a batch."""
+    def start(self, arrays: Arrays, rows: np.ndarray) -> HandOver:
+        """Begin to deliver a batch of these rows."""
 
     def permute(self, values: Any, axes: tuple[int, ...]) -> Any:
         """A view with its axes in another order."""
@@ -51,7 +52,7 @@ class NumpyFace:
     def prepare(self, store: Store, casts: Mapping[str, Cast]) -> Store:
         return cast_fields(store, casts)
 
-    def start(self, arrays: Arrays) -> HandOver:
+    def start(self, arrays: Arrays, rows: np.ndarray) -> HandOver:
         listed = {name: list(array) if array.dtype.hasobject else array for name, array in arrays.items()}
         return lambda: listed
 
@@ -73,7 +74,7 @@ class TorchFace(NumpyFace):
 
         self._tensors = tensors
 
-    def start(self, arrays: Arrays) -> HandOver:
+    def start(self, arrays: Arrays, rows: np.ndarray) -> HandOver:
         return partial(self._tensors, arrays)
 
     def permute(self, values: Any, axes: tuple[int, ...]) -> Any:
@@ -86,7 +87,7 @@ class TorchFace(NumpyFace):
 
 
 class DeviceFace(TorchFace):
-    """Tensors on a device, copied ahead of need and converted there."""
+    """Tensors on a device, copied ahead of need, then converted and normalized there."""
 
     def __init__(self, device: Any) -> None:
         super().__init__()
@@ -96,15 +97,16 @@ class DeviceFace(TorchFace):
     def prepare(self, store: Store, casts: Mapping[str, Cast]) -> Store:
         from penstock.pytorch import DeviceCopies, pin
 
-        self._copies = DeviceCopies(self.device, casts)
+        store, rescales = put_off(store)
+        self._copies = DeviceCopies(self.device, casts, rescales)
         self.spare_slots = DeviceCopies.IN_FLIGHT
         if self.device.type == "cuda":
             self.pin = pin
         return store
 
-    def start(self, arrays: Arrays) -> HandOver:
+    def start(self, arrays: Arrays, rows: np.ndarray) -> HandOver:
         assert self._copies is not None
-        return self._copies.start(arrays)
+        return self._copies.start(arrays, rows)
 
     def finish(self) -> None:
         if self._copies is not None:

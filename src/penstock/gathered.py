@@ -49,6 +49,11 @@ class Gathered(Wrapper):
         """Rows of a sample."""
         return int(self.rows.shape[1])
 
+    @property
+    def only_stacks(self) -> bool:
+        """Whether every value is that of a row below."""
+        return not self.mean and not self._some_absent
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -280,7 +280,7 @@ class Loader:
 
     def _identify(self, column: str, rows: np.ndarray) -> Any:
         if column == INDEX:
-            return self._face.start({INDEX: rows.copy()})()[INDEX]
+            return self._face.start({INDEX: rows.copy()}, rows)()[INDEX]
         places = [self.origin(int(row)) for row in rows]
         return [place.url if column == URL else place.key for place in places]
 
@@ -499,7 +499,7 @@ class Iteration:
         if batch.left_out:
             arrays, rows = self._without(batch, arrays)
         self._meter.not_finite.update(batch.not_finite)
-        self._started.append((self._face.start(arrays), rows))
+        self._started.append((self._face.start(arrays, rows), rows))
         self._next_start += 1
         return True
 

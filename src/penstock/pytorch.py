@@ -11,6 +11,7 @@ import torch
 import torch.utils.data
 
 from penstock.errors import ConfigError
+from penstock.putoff import Rescale
 from penstock.spec import Cast
 
 
@@ -90,20 +91,21 @@ class DeviceCopies:
 
     IN_FLIGHT = 2
 
-    def __init__(self, device: torch.device, casts: Mapping[str, Cast]) -> None:
+    def __init__(self, device: torch.device, casts: Mapping[str, Cast], rescales: Mapping[str, Rescale]) -> None:
         self.device = device
         self._casts = dict(casts)
+        self._rescales = {name: _DeviceRescale(rescale, device) for name, rescale in rescales.items()}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._in_flight: deque[tuple[torch.cuda.Event, Mapping[str, np.ndarray]]] = deque()
 
-    def start(self, arrays: Mapping[str, np.ndarray]) -> Callable[[], dict[str, Any]]:
+    def start(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Callable[[], dict[str, Any]]:
         """Begin to copy a batch; the returned function hands the tensors over, in order with the caller's stream."""
         if self._stream is None:
-            moved = {name: self._move(name, array) for name, array in arrays.items()}
+            moved = {name: self._move(name, array, rows) for name, array in arrays.items()}
             return lambda: moved
         self._release()
         with torch.cuda.stream(self._stream):
-            moved = {name: self._move(name, array) for name, array in arrays.items()}
+            moved = {name: self._move(name, array, rows) for name, array in arrays.items()}
             done = torch.cuda.Event()
             done.record(self._stream)
         self._in_flight.append((done, arrays))
@@ -127,10 +129,12 @@ class DeviceCopies:
         while self._in_flight and (len(self._in_flight) >= self.IN_FLIGHT or self._in_flight[0][0].query()):
             self._in_flight.popleft()[0].synchronize()
 
-    def _move(self, name: str, array: np.ndarray) -> Any:
+    def _move(self, name: str, array: np.ndarray, rows: np.ndarray) -> Any:
         if array.dtype.hasobject:
             return list(array)
         tensor = torch.from_numpy(array).to(self.device, non_blocking=self._stream is not None)
+        if name in self._rescales:
+            tensor = self._rescales[name](tensor, rows)
         cast = self._casts.get(name)
         if cast is not None:
             tensor = tensor.to(torch_dtype(cast.dtype))
@@ -141,6 +145,19 @@ class DeviceCopies:
             if cast.offset != 0:
                 tensor = tensor.add_(cast.offset)
         return tensor
+
+
+class _DeviceRescale:
+    """What was put off, with its tables on the device; the same operations in the same order as on the way there."""
+
+    def __init__(self, rescale: Rescale, device: torch.device) -> None:
+        self.groups, self.dtype = rescale.groups, torch_dtype(rescale.dtype)
+        self.mean, self.factor = (torch.from_numpy(table).to(device) for table in (rescale.mean, rescale.factor))
+
+    def __call__(self, values: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        groups = torch.from_numpy(self.groups(rows).astype(np.int64)).to(self.mean.device)
+        by_row = values.to(torch.float32).reshape(*groups.shape, -1)
+        return by_row.sub_(self.mean[groups]).mul_(self.factor[groups]).reshape(values.shape).to(self.dtype)
 
 
 def pin(block: np.ndarray) -> Callable[[], None]:
