@@ -29,11 +29,16 @@ def tables():
     return rng.normal(size=(GROUPS, *SHAPE)).astype(np.float32), spread, rng.integers(0, GROUPS, ROWS)
 
 
-@pytest.fixture
-def on_device(monkeypatch):
-    """A loader whose device is the processor, and the stored fields of its slots."""
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=NO_CUDA)])
+def on_device(monkeypatch, request):
+    """A loader with a device; the processor will do, as if it were one."""
 
     def load(ds, **options):
+        if request.param == "cuda":
+            return ps.Loader(ds, device="cuda", **options)
         with monkeypatch.context() as patch:
             patch.setattr(loaders, "make_face", lambda *_: DeviceFace(torch.device("cpu")))
             return ps.Loader(ds, **options)
@@ -70,7 +75,7 @@ def test_the_same_values(base, tables, on_device, case, dtype):
         assert one.keys() == other.keys()
         for name in one:
             assert one[name].dtype == other[name].dtype
-            assert torch.equal(one[name], other[name])
+            assert torch.equal(one[name].cpu(), other[name])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,7 @@ def test_two_in_a_row(base, tables, on_device):
         "a": "float32", "b": "float32", "d": "float64",
     }  # fmt: skip
     (there,), (here,) = loader, ps.Loader(ds, batch_size=60, memory="64MiB")
-    assert all(torch.equal(there[name], here[name]) for name in here)
+    assert all(torch.equal(there[name].cpu(), here[name]) for name in here)
 
 
 def test_samples_left_out(base, tables, on_device):
@@ -110,7 +115,7 @@ def test_samples_left_out(base, tables, on_device):
     loader = on_device(ds, batch_size=7, memory="64MiB", on_error="skip", nan="raise")
     seen = 0
     for batch in loader:
-        rows = batch["y.n"].numpy()
-        assert torch.equal(batch["a"], torch.from_numpy(data[rows]["a"]))
+        rows = batch["y.n"].cpu().numpy()
+        assert torch.equal(batch["a"].cpu(), torch.from_numpy(data[rows]["a"]))
         seen += len(rows)
     assert seen == ROWS - 12
