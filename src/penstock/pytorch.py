@@ -58,6 +58,14 @@ def stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(values))
 
 
+def room_for(values: torch.Tensor, rows: int) -> torch.Tensor | None:
+    """A tensor to stack so many of such values in; None for unusual ones."""
+    plain = type(values) is torch.Tensor and values.device.type == "cpu" and values.layout == torch.strided
+    if not plain or values.requires_grad or values.is_quantized:
+        return None
+    return torch.empty((rows, *values.shape), dtype=values.dtype)
+
+
 def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The same memory as tensors, which keep it lent for as long as they or views of them live; objects as lists."""
     return {name: list(array) if array.dtype.hasobject else torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,7 +1,7 @@
 """Samples -> a batch: numbers and arrays stacked, tensors too, and the rest in lists."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,112 @@ Batch = Any
 
 def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Batch:
     """Dicts -> a dict of columns; tuples or lists -> a tuple of columns."""
-    first = samples[0]
-    rows = [row if isinstance(row, dict) else dict(enumerate(row)) for row in samples]
+    rows = [_by_name(sample) for sample in samples]
     for row in rows[1:]:
-        if row.keys() != rows[0].keys():
-            raise SchemaMismatch(
-                f"samples of one batch have different fields: {_names(rows[0])}, and {_names(row)}; select those that "
-                f"have all, or pick fields with to_tuple()"
-            )
+        _check_same(rows[0], row)
     columns = {name: _column(name, [row[name] for row in rows], combine_tensors, combine_scalars) for name in rows[0]}
-    return columns if isinstance(first, dict) else tuple(columns[place] for place in range(len(columns)))
+    return _like(samples[0], columns)
+
+
+class Stacking:
+    """``default_collation_fn`` of samples that come one by one: arrays go into the batch at once.
+
+    So a batch is held once, and not its samples beside it.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._count = most, 0
+        self._like: Any = ()
+        self._fields: dict[Any, Any] = {}
+        self._columns: dict[Any, _Stack] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, sample: Any) -> None:
+        """One more, of at most so many."""
+        row = _by_name(sample)
+        if not self._count:
+            self._like = {} if isinstance(sample, dict) else ()
+            self._fields = {name: value if name == "__key__" else None for name, value in row.items()}
+            self._columns = {name: _Stack(name, self._most) for name in row}
+        _check_same(self._fields, row)
+        for name, value in row.items():
+            self._columns[name].append(value)
+        self._count += 1
+
+    def batch(self) -> Batch:
+        """What ``default_collation_fn`` makes of them; empties this."""
+        columns = {name: column.taken() for name, column in self._columns.items()}
+        self._columns = {}
+        return _like(self._like, columns)
+
+
+class _Stack:
+    """One field's values: in a block of their own while they are alike, else in a list."""
+
+    def __init__(self, name: Any, most: int) -> None:
+        self._name, self._most, self._count = name, most, 0
+        self._block: Any = None
+        self._values: list[Any] = []
+
+    def append(self, value: Any) -> None:
+        if not self._count:
+            self._block = _block(value, self._most)
+        if self._block is not None and not _alike(self._block, value):
+            self._values = [_copy(self._block[place, ...]) for place in range(self._count)]
+            self._block = None
+        if self._block is None:
+            self._values.append(value)
+        else:
+            self._block[self._count] = value
+        self._count += 1
+
+    def taken(self) -> Any:
+        block, values, self._block, self._values = self._block, self._values, None, []
+        if block is None:
+            return _column(self._name, values, combine_tensors=True, combine_scalars=True)
+        if self._count == self._most:
+            return block
+        return _copy(block[: self._count])  # a view would keep, and send to another process, the whole of it
+
+
+def _block(value: Any, rows: int) -> Any:
+    """Room for so many of such values, to be stacked in; None where they must be listed."""
+    try:
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            return np.empty((rows, *value.shape), value.dtype)
+        if _is_tensor(value):
+            from penstock.pytorch import room_for
+
+            return room_for(value, rows)
+    except (MemoryError, RuntimeError, ValueError):  # more were allowed than there can be
+        pass
+    return None
+
+
+def _copy(values: Any) -> Any:
+    return values.clone() if _is_tensor(values) else values.copy()
+
+
+def _alike(block: Any, value: Any) -> bool:
+    return type(value) is type(block) and value.shape == block.shape[1:] and value.dtype == block.dtype
+
+
+def _by_name(sample: Any) -> Mapping[Any, Any]:
+    return sample if isinstance(sample, dict) else dict(enumerate(sample))
+
+
+def _check_same(first: Mapping[Any, Any], row: Mapping[Any, Any]) -> None:
+    if row.keys() != first.keys():
+        raise SchemaMismatch(
+            f"samples of one batch have different fields: {_names(first)}, and {_names(row)}; select those that have "
+            f"all, or pick fields with to_tuple()"
+        )
+
+
+def _like(sample: Any, columns: dict[Any, Any]) -> Batch:
+    return columns if isinstance(sample, dict) else tuple(columns[place] for place in range(len(columns)))
 
 
 def _column(name: Any, values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
@@ -54,7 +150,7 @@ def _is_tensor(value: Any) -> bool:
     return is_tensor(value)
 
 
-def _names(row: dict[Any, Any]) -> str:
+def _names(row: Mapping[Any, Any]) -> str:
     key = row.get("__key__")
     fields = ", ".join(str(name) for name in row if not str(name).startswith("__"))
     return f"({fields})" + ("" if key is None else f" of {key!r}")

@@ -80,6 +80,7 @@ class DataPipeline(Fluent):
             for sample in self._one_pass(where):
                 anything = True
                 yield sample
+                del sample  # it may be a batch, and the next takes as much
             if not anything:
                 return
 

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.webdataset.collate import default_collation_fn
+from penstock.webdataset.collate import Stacking, default_collation_fn
 from penstock.webdataset.faults import MissingField
 from penstock.webdataset.handlers import Handler, reraise_exception
 from penstock.webdataset.runs import Run, explained
@@ -126,10 +126,16 @@ def batch_samples(
     """So many at a time, collated, or in lists if there is no function; the last may have fewer if ``partial``."""
     if batchsize < 1:
         raise ConfigError(f"batched({batchsize}): expected at least one sample a batch")
-    while batch := list(islice(samples, batchsize)):
-        if len(batch) < batchsize and not partial:
+    while True:
+        held: Stacking | list[Any] = Stacking(batchsize) if collation_fn is default_collation_fn else []
+        for sample in islice(samples, batchsize):
+            held.append(sample)
+        if not held or (len(held) < batchsize and not partial):
             return
-        yield batch if collation_fn is None else collation_fn(batch)
+        batch = held.batch() if isinstance(held, Stacking) else collation_fn(held) if collation_fn else held
+        del held, sample
+        yield batch
+        del batch  # before the next takes as much
 
 
 def unbatch_samples(samples: Iterator[Any], run: Run, /) -> Iterator[Any]:

@@ -1,0 +1,103 @@
+"""Samples collated as they come make the batch that they make together, in half the memory."""
+
+import tracemalloc
+from itertools import count, islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import webdataset as wds
+from penstock.errors import SchemaMismatch
+from penstock.webdataset.collate import Stacking, default_collation_fn
+
+VALUES = {
+    "array": lambda n: np.full((2, 3), n, np.int16),
+    "another dtype": lambda n: np.full((2, 3), n, np.float64),
+    "fortran": lambda n: np.asfortranarray(np.full((2, 3), n, np.int16)),
+    "another shape": lambda n: np.full((3, 2), n, np.int16),
+    "no axis": lambda n: np.array(n),
+    "text": lambda n: np.array([str(n)]),
+    "objects": lambda n: np.array([str(n), None], object),
+    "tensor": lambda n: torch.full((2, 3), n),
+    "turned tensor": lambda n: torch.full((3, 2), n).T,
+    "half tensor": lambda n: torch.full((2, 3), n, dtype=torch.float16),
+    "with gradient": lambda n: torch.full((2, 3), float(n), requires_grad=True),
+    "int": lambda n: n,
+    "float": lambda n: n / 2,
+    "str": str,
+    "numpy scalar": np.float32,
+    "nothing": lambda n: None,
+}
+
+
+def outcome(collate):
+    try:
+        return collate()
+    except SchemaMismatch as error:
+        return str(error)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        return type(error)
+
+
+def same(one, other):
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other) and one.flags.c_contiguous
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other) and one.stride() == other.stride()
+    return one == other
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(list(VALUES)), min_size=2, max_size=2), min_size=1, max_size=6),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_the_same_batch(kinds, named, spare):
+    rows = [tuple(VALUES[kind](number) for kind in row) for number, row in enumerate(kinds)]
+    samples = [{"a": a, "__key__": b} for a, b in rows] if named else rows
+
+    def as_they_come():
+        stacking = Stacking(len(samples) + spare)
+        for sample in samples:
+            stacking.append(sample)
+        assert len(stacking) == len(samples)
+        return stacking.batch()
+
+    assert same(outcome(as_they_come), outcome(lambda: default_collation_fn(samples)))
+
+
+@pytest.mark.parametrize("make", [np.ones, torch.ones], ids=["arrays", "tensors"])
+def test_a_batch_that_is_not_full_keeps_no_room(make):
+    whole, part = wds.DataPipeline(lambda: [(make(100),)] * 12).batched(8)
+    assert len(whole[0]) == 8
+    held = part[0].untyped_storage().nbytes() if make is torch.ones else part[0].base is None and part[0].nbytes
+    assert held == part[0].nbytes == 4 * part[0][0].nbytes
+
+
+def test_more_than_memory_could_hold_may_be_allowed():
+    (batch,) = wds.DataPipeline(lambda: [(np.ones(1000), torch.ones(1000))] * 3).batched(2**60)
+    assert [column.shape for column in batch] == [(3, 1000)] * 2
+
+
+def test_a_batch_is_held_once():
+    size, rows = 50_000, 40
+    samples = ((np.full(size, number),) for number in count())
+    batches = iter(wds.DataPipeline(lambda: samples).batched(rows).with_epoch(5))
+    tracemalloc.start()
+    try:
+        for (batch,) in islice(batches, 5):
+            assert batch.shape == (rows, size)
+            del batch
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.2 * rows * size * 8
