@@ -59,9 +59,15 @@ def _sum_of(path: str, *names: bytes) -> int:
 def children(pid: int) -> list[int]:
     """All descendants of a process."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+    tasks = f"/proc/{pid}/task"
+    try:
+        threads = os.listdir(tasks)
+    except OSError:
+        return []
+    for thread in threads:
         try:
-            direct = [int(child) for child in task.read_text().split()]
+            with open(f"{tasks}/{thread}/children", "rb") as file:
+                direct = [int(child) for child in file.read().split()]
         except OSError:
             continue
         for child in direct:
