@@ -26,10 +26,10 @@ def installed(tmp_path, monkeypatch):
     assert group == '[project.entry-points."penstock.formats"]'
     (about / "entry_points.txt").write_text(f"[penstock.formats]\n{entry.replace(chr(34), '')}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    registry.formats.cache_clear()
+    registry.of_others.cache_clear()
     yield tmp_path
     sys.modules.pop("my_format", None)
-    registry.formats.cache_clear()
+    registry.of_others.cache_clear()
 
 
 def test_the_format_of_the_page(installed):

@@ -6,9 +6,10 @@ A format is a frozen value and one function from a path to a store. See ``format
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import Any, Literal
 
 from penstock.errors import ConfigError
@@ -117,12 +118,18 @@ BUILT_IN = (
 )  # fmt: skip
 
 
+def formats() -> Iterator[Format]:
+    """All known formats: ours, then those that installed packages register, asked for only if none of ours will do."""
+    yield from BUILT_IN
+    yield from of_others()
+
+
 @cache
-def formats() -> Sequence[Format]:
-    """All known formats: ours, then those that installed packages register."""
+def of_others() -> Sequence[Format]:
+    """Those that installed packages register."""
     from importlib.metadata import entry_points  # takes a quarter of the time that importing penstock takes
 
-    return (*BUILT_IN, *(_loaded(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)))
+    return tuple(_loaded(entry) for entry in entry_points(group=ENTRY_POINT_GROUP))
 
 
 def _loaded(entry: Any) -> Format:
@@ -137,9 +144,9 @@ def _loaded(entry: Any) -> Format:
 
 def folder_format(path: str) -> Format | None:
     """The format of a folder that is opened as one thing, if it is of such a kind."""
-    by_content = [known for known in formats() if known.is_kind_of(path, None)]
-    by_name = [known for known in formats() if known.folders and known.is_named(path)]
-    return next(iter((*by_content, *by_name)), None)
+    by_content = (known for known in formats() if known.is_kind_of(path, None))
+    by_name = (known for known in formats() if known.folders and known.is_named(path))
+    return next(chain(by_content, by_name), None)
 
 
 def tried() -> str:
@@ -159,9 +166,9 @@ def format_of(path: str, files: Files) -> Format:
             raise ConfigError(f"{path}: a folder of no format known here. Tried, and expected one of: {tried()}")
         return found
     head = files.first_bytes(path)
-    by_content = [known for known in formats() if known.is_kind_of(path, head)]
-    by_name = [known for known in formats() if known.is_named(path)]
-    for known in (*by_content, *by_name):
+    by_content = (known for known in formats() if known.is_kind_of(path, head))
+    by_name = (known for known in formats() if known.is_named(path))
+    for known in chain(by_content, by_name):
         return known
     raise ConfigError(
         f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. Tried, and "
