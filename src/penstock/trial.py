@@ -1,7 +1,8 @@
 """How fast this disk and these codecs are: a loader's own threads read for a moment, and nobody waits for them.
 
-What comes first goes into fresh memory, which costs as much again and more. So the rate is taken from when all slots
-were filled once, or else from the second half; what came before is counted with the time that it took.
+What comes first goes into fresh memory, which costs as much again and more: in a virtual machine ten times as much, or
+nothing, as the host pleases. So the rate is taken from when all slots were filled once, or where that takes too long
+from the second half; what came before is counted with the time that it took.
 """
 
 import time
@@ -21,6 +22,11 @@ Look = tuple[float, int, int]
 EARLY_S = 0.25
 ALIKE = 0.1
 ENOUGH = 5
+
+# So many times longer than asked for it may take where all slots will then have been filled once, and this is how long
+# it goes on after that.
+PATIENCE = 2
+AFTER_FRESH_S = 0.25
 
 # Where nothing at all came within the time given, wait for something, but not forever: a slow network, large chunks.
 WAIT_AT_MOST_S = 5.0
@@ -61,9 +67,7 @@ def try_out(loader: Loader, seconds: float) -> Trial:
         while iteration.steps_left:
             iteration.pass_over(LOOK_EVERY_S)
             looks.append((time.perf_counter() - began, iteration.rows_read, loader.stats().bytes_read))
-            passed = looks[-1][0]
-            something = looks[-1][1:] != (0, 0)
-            if (something and (passed > seconds or is_enough(looks, fresh, seconds))) or passed > WAIT_AT_MOST_S:
+            if is_over(looks, fresh, seconds):
                 break
         whole = not iteration.steps_left
     finally:
@@ -71,19 +75,36 @@ def try_out(loader: Loader, seconds: float) -> Trial:
     return _summed_up(looks, fresh, looks[-1][2] if whole else None)
 
 
-def is_enough(looks: Sequence[Look], fresh: int, seconds: float) -> bool:
-    """Whether the rate has settled, and not only of reading into fresh memory, if more could be seen in the time."""
-    passed, samples, _ = looks[-1]
-    return is_settled(looks) and (samples > fresh or samples * seconds < fresh * passed)
+def is_over(looks: Sequence[Look], fresh: int, seconds: float) -> bool:
+    """Whether the rate has settled, of reading into memory that was used before, or the time is up."""
+    passed, samples, bytes_read = looks[-1]
+    if not samples and not bytes_read:
+        return passed > WAIT_AT_MOST_S
+    since = _after_fresh(looks, fresh)
+    if since:
+        until = max(seconds, since[0][0] + AFTER_FRESH_S)
+    elif samples * PATIENCE * seconds < fresh * passed:  # too much to wait for
+        since, until = looks, seconds
+    else:
+        until = PATIENCE * seconds
+    return passed > until or (passed >= EARLY_S and is_settled(since))
+
+
+def _after_fresh(looks: Sequence[Look], fresh: int) -> Sequence[Look]:
+    """Those since all memory was used once."""
+    first = next((number for number, look in enumerate(looks) if look[1] > fresh), len(looks))
+    return looks[first:]
 
 
 def is_settled(looks: Sequence[Look]) -> bool:
     """Whether the rate, of bytes or else of samples, no longer changes."""
-    end = looks[-1]
-    if end[0] < EARLY_S:
+    if not looks:
         return False
+    begin, end = looks[0], looks[-1]
     of = 2 if end[2] else 1
-    middle, late = (next(look for look in looks if look[0] >= share * end[0]) for share in (0.5, 0.75))
+    middle, late = (
+        next(look for look in looks if look[0] - begin[0] >= share * (end[0] - begin[0])) for share in (0.5, 0.75)
+    )
     third, fourth = late[of] - middle[of], end[of] - late[of]
     came = len({look[of] for look in looks if look[0] >= middle[0]}) - 1
     if not third or not fourth or came < ENOUGH:
@@ -92,9 +113,10 @@ def is_settled(looks: Sequence[Look]) -> bool:
 
 
 def _summed_up(looks: Sequence[Look], fresh: int, epoch_bytes: int | None) -> Trial:
-    """What came after so many samples, or in the second half if that was sooner; all of it where that is nothing."""
+    """What came after so many samples, or else in the second half; all of it where that is nothing."""
     end = looks[-1]
-    begin = next(look for look in looks if look[0] >= end[0] / 2 or look[1] > fresh)
+    since = _after_fresh(looks, fresh) or [look for look in looks if look[0] >= end[0] / 2]
+    begin = since[0]
     if 0 < end[1] == begin[1] or 0 < end[2] == begin[2]:
         begin = looks[0]
     return Trial(end[0] - begin[0], end[1] - begin[1], end[2] - begin[2], begin, epoch_bytes)

@@ -16,7 +16,7 @@ from penstock.errors import BudgetExceeded, ConfigError
 from penstock.forecast import format_seconds
 from penstock.handles import Handle
 from penstock.rivals import Habits, Job, rivals
-from penstock.trial import Trial, _summed_up, is_enough, is_settled, try_out
+from penstock.trial import Trial, _summed_up, is_over, is_settled, try_out
 
 ROWS = 48
 RNG = np.random.default_rng(7)
@@ -282,13 +282,24 @@ def test_a_trial_ends_early_where_the_rate_has_settled(rates: list[int], settled
         looks.append((0.02 * (number + 1), 0, passed))
     assert is_settled(looks) == settled
     assert is_settled([(time, passed, 0) for time, _, passed in looks]) == settled
-    assert not is_settled(looks[:10])  # too early to say
+    assert is_over(looks, fresh=10, seconds=1.0) == settled
+    assert not is_over(looks[:10], fresh=10, seconds=1.0)  # too early to say
 
 
-@pytest.mark.parametrize(("fresh", "enough"), [(50, True), (150, False), (1000, True)])
-def test_a_trial_goes_on_until_memory_is_no_longer_fresh(fresh: int, enough: bool) -> None:
-    looks = [(0.02 * number, 4 * number, 4000 * number) for number in range(21)]  # 80 samples in 0.4 s
-    assert is_enough(looks, fresh, seconds=1.0) == enough  # 200 would come in the time: 150, but not 1000
+@pytest.mark.parametrize(
+    ("fresh", "seconds"),
+    [(0, 0.26), (100, 0.7), (200, 1.2), (300, 1.7), (390, 2.15), (1000, 0.26)],  # 1000 would take 5 s
+)
+def test_a_trial_goes_on_until_memory_is_no_longer_fresh(fresh: int, seconds: float) -> None:
+    looks = [(0.02 * number, 4 * number, 4000 * number) for number in range(200)]
+    ends = next(number for number in range(1, 200) if is_over(looks[:number], fresh, seconds=1.0))
+    assert looks[ends - 1][0] == pytest.approx(seconds, abs=0.025)
+
+
+def test_a_trial_that_never_settles_ends() -> None:
+    looks = [(0.02 * number, number * number, 0) for number in range(200)]
+    assert [is_over(looks[:number], 30, seconds=1.0) for number in (40, 55)] == [False, True]
+    assert [is_over([(0.0, 0, 0), (passed, 0, 0)], 30, seconds=1.0) for passed in (4.9, 5.1)] == [False, True]
 
 
 def test_a_few_large_reads_are_no_rate_yet() -> None:
@@ -300,8 +311,10 @@ def test_where_no_batch_is_whole_yet_bytes_of_the_second_half_count() -> None:
     looks = [(0.0, 0, 0), (0.5, 0, 0), (1.0, 0, 500)]
     assert _summed_up(looks, 8, None) == Trial(0.5, 0, 500, (0.5, 0, 0))
     assert _summed_up([(0.0, 0, 0), (0.5, 8, 400), (1.0, 8, 500)], 8, None) == Trial(1.0, 8, 500)
-    filled = [(0.0, 0, 0), (0.2, 9, 200), (0.5, 20, 400), (1.0, 40, 500)]
+    filled = [(0.0, 0, 0), (0.2, 9, 200), (0.5, 20, 400), (0.7, 31, 450), (1.0, 40, 500)]
     assert _summed_up(filled, 8, None) == Trial(0.8, 31, 300, (0.2, 9, 200))
+    assert _summed_up(filled, 30, None) == Trial(1.0 - 0.7, 9, 50, (0.7, 31, 450))  # not what came before
+    assert _summed_up(filled, 99, None) == Trial(0.5, 20, 100, (0.5, 20, 400))
 
 
 def test_a_trial_counts_rows_before_a_batch_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,12 @@ from penstock import lmdbkeys, lmdbwalk, members, tarindex, values
 from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, Missing, SchemaMismatch, Unsafe
 from penstock.extents import Extents, FileId
 from penstock.formats.samples import Samples
-from penstock.lmdbwalk import MAGIC, MAGIC_AT
 from penstock.picture_headers import read_header
 from penstock.store import ExtentStore, Store
 from penstock.tarindex import NOT_THERE, MemberTable, SampleTable
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
-
-__all__ = ["MAGIC", "MAGIC_AT", "is_database", "open_file"]
 
 DATA_FILE = "data.mdb"
 """The file that holds everything, where a database is a folder."""

@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from itertools import chain
 from typing import Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.fileio import Files
-from penstock.formats import folders, hdf5, lmdb, nifti, npy, npz, tables, tar, tiledb, zarr
 from penstock.members import Wanted
 from penstock.store import Store
 from penstock.urls import base_name, is_remote
@@ -86,34 +86,53 @@ class Format:
         return f"{self.name} ({', '.join(filter(None, [' '.join(self.suffixes), looked_for]))})"
 
 
+def _in(module: str, function: str) -> Callable[..., Any]:
+    """A function of a format's module, imported when it is first called: there are many, and a program needs few."""
+
+    def call(*args: Any) -> Any:
+        return getattr(import_module(f"penstock.formats.{module}"), function)(*args)
+
+    return call
+
+
 ZIP = b"PK\x03\x04"
+COMPRESSED_TAR = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 
 BUILT_IN = (
     Format(
-        "hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", hdf5.open_file,
+        "hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", _in("hdf5", "open_file"),
         reads_itself=True,
     ),
-    Format("npy", (".npy",), b"\x93NUMPY", npy.open_file, reads_itself=True),
-    Format("tar", (".tar",), b"ustar", tar.open_file, magic_at=257, reads_itself=True),
-    Format("compressed tar", tar.COMPRESSED_SUFFIXES, b"", tar.open_compressed),
-    Format("npz", (".npz",), ZIP, npz.open_file, recognises=npz.is_npz, sign="a zip archive of .npy files"),
+    Format("npy", (".npy",), b"\x93NUMPY", _in("npy", "open_file"), reads_itself=True),
+    Format("tar", (".tar",), b"ustar", _in("tar", "open_file"), magic_at=257, reads_itself=True),
+    Format("compressed tar", COMPRESSED_TAR, b"", _in("tar", "open_compressed")),
     Format(
-        "zarr", (".zarr",), ZIP, zarr.open_store, recognises=zarr.is_store, folders=True,
+        "npz", (".npz",), ZIP, _in("npz", "open_file"), recognises=_in("npz", "is_npz"),
+        sign="a zip archive of .npy files",
+    ),
+    Format(
+        "zarr", (".zarr",), ZIP, _in("zarr", "open_store"), recognises=_in("zarr", "is_store"), folders=True,
         sign="a folder or zip archive with zarr.json, .zgroup or .zarray", reads_itself=True,
     ),
-    Format("nifti", (".nii",), b"n+1\0", nifti.open_file, magic_at=344, reads_itself=True),
-    Format("nifti-2", (), b"n+2\0", nifti.open_file, magic_at=4, reads_itself=True),
-    Format("gzipped nifti", (".nii.gz",), b"\x1f\x8b", nifti.open_gzipped, recognises=nifti.is_gzipped),
-    Format("parquet", (".parquet", ".pq"), b"PAR1", tables.open_parquet),
-    Format("arrow", (".arrow", ".feather"), b"ARROW1", tables.open_arrow),
+    Format("nifti", (".nii",), b"n+1\0", _in("nifti", "open_file"), magic_at=344, reads_itself=True),
+    Format("nifti-2", (), b"n+2\0", _in("nifti", "open_file"), magic_at=4, reads_itself=True),
     Format(
-        "lmdb", (".mdb", ".lmdb"), lmdb.MAGIC, lmdb.open_file, lmdb.MAGIC_AT, lmdb.is_database, folders=True,
-        sign="data.mdb in a folder, or bytes of it", reads_itself=True,
+        "gzipped nifti", (".nii.gz",), b"\x1f\x8b", _in("nifti", "open_gzipped"), recognises=_in("nifti", "is_gzipped")
     ),
-    Format("tiledb", (".tiledb", ".tdb"), b"", tiledb.open_folder, recognises=tiledb.is_array, folders=True),
+    Format("parquet", (".parquet", ".pq"), b"PAR1", _in("tables", "open_parquet")),
+    Format("arrow", (".arrow", ".feather"), b"ARROW1", _in("tables", "open_arrow")),
+    Format(
+        "lmdb", (".mdb", ".lmdb"), b"\xde\xc0\xef\xbe", _in("lmdb", "open_file"), magic_at=16,
+        recognises=_in("lmdb", "is_database"), folders=True, sign="data.mdb in a folder, or bytes of it",
+        reads_itself=True,
+    ),
+    Format(
+        "tiledb", (".tiledb", ".tdb"), b"", _in("tiledb", "open_folder"), recognises=_in("tiledb", "is_array"),
+        folders=True,
+    ),
     Format(  # the last of those for folders: others may hold pictures too
-        "pictures", (), b"", folders.open_folder, recognises=folders.is_folder_of_pictures, folders=True,
-        sign="a folder with pictures in it", reads_itself=True,
+        "pictures", (), b"", _in("folders", "open_folder"), folders=True,
+        recognises=_in("folders", "is_folder_of_pictures"), sign="a folder with pictures in it", reads_itself=True,
     ),
 )  # fmt: skip
 

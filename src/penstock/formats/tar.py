@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _EXPANDED = "size of a compressed archive, expanded"
 
-COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
-
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The samples of one archive."""
