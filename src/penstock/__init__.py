@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock import errors
-    from penstock.dataset import Dataset, concat, from_arrays, join, open, open_raw
+    from penstock.dataset import Dataset, concat, from_arrays, join
     from penstock.forecast import plan
     from penstock.inspection import inspect
     from penstock.loader import Loader
     from penstock.multi import MultiLoader
+    from penstock.opening import open, open_raw
     from penstock.order import BlockShuffled, InOrder, Order, Resampled, Shuffled
     from penstock.planning import Plan
     from penstock.spec import FieldSpec
@@ -27,7 +28,8 @@ __all__ = [
 
 # Each name is fetched on first use: importing penstock takes milliseconds, and numpy is imported when it is needed.
 _HOMES = {
-    "dataset": ("Dataset", "concat", "from_arrays", "join", "open", "open_raw"),
+    "dataset": ("Dataset", "concat", "from_arrays", "join"),
+    "opening": ("open", "open_raw"),
     "forecast": ("plan",),
     "inspection": ("inspect",),
     "loader": ("Loader",),

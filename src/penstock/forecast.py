@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset import Dataset, open
+from penstock.dataset import Dataset
 from penstock.deal import Deal
 from penstock.errors import ConfigError
 from penstock.inspection import GOOD_QUALITY, inspect
 from penstock.loader import Loader, memory_limit
 from penstock.machine import cores, free_bytes
+from penstock.opening import open
 from penstock.planning import Plan, Request, make_plan
 from penstock.rivals import Habits, Job, Rival, rivals
 from penstock.sizes import format_decimal
@@ -28,7 +29,7 @@ Shapes = Mapping[str, tuple[Sequence[int], Any]]
 """Arrays that need not exist: ``{"betas": ((750, 150, 150, 100), "float32")}``, rows first."""
 
 # How long reading is tried.
-TRIAL_S = 1.0
+TRIAL_S = 0.35
 
 # Rows this large are worth the question whether all of each is needed.
 LARGE_ROW_BYTES = 1_000_000

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.combine import Columns, Concat, Joined
-from penstock.dataset import Dataset, open
+from penstock.dataset import Dataset
+from penstock.opening import open
 from penstock.sizes import format_size
 from penstock.spec import IN_MEMORY, ReadPath
 from penstock.store import Explained, Store

@@ -25,7 +25,7 @@ ENOUGH = 5
 
 # So many times longer than asked for it may take where all slots will then have been filled once, and this is how long
 # it goes on after that.
-PATIENCE = 2
+PATIENCE = 6
 AFTER_FRESH_S = 0.25
 
 # Where nothing at all came within the time given, wait for something, but not forever: a slow network, large chunks.

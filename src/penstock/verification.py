@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from penstock import manifest as manifests
-from penstock.dataset import Dataset, Path, open, paths_of
+from penstock.dataset import Dataset
 from penstock.errors import BudgetExceeded, ConfigError, DataError, PenstockError, SourceError
 from penstock.fileio import Files, files_below
 from penstock.loader import Loader
 from penstock.manifest import BLOCK_BYTES, Manifest, digest_of
+from penstock.opening import open
+from penstock.paths import Path, paths_of
 from penstock.sizes import MiB
 from penstock.spec import row_bytes
 from penstock.stats import LeftOut

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import penstock as ps
-from penstock.dataset import _natural
 from penstock.errors import ConfigError, Missing, OutOfRange, SchemaMismatch, TransformFailed
+from penstock.paths import _natural
 
 ROWS = 31
 MASK = np.arange(ROWS) % 3 == 1

@@ -6,9 +6,9 @@ import os
 import penstock
 from penstock.cli.checking import checked, read_all, tell_end, tell_samples
 from penstock.cli.progress import Progress
-from penstock.dataset import paths_of
 from penstock.fileio import Files
 from penstock.manifest import NAME
+from penstock.paths import paths_of
 from penstock.sizes import format_size
 from penstock.verification import bytes_of, default_manifest, write_manifest
 

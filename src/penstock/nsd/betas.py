@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset import Dataset, open
+from penstock.dataset import Dataset
 from penstock.errors import DataError, Missing, SchemaMismatch
 from penstock.fileio import Files
 from penstock.nsd.layout import FIELD, Layout
 from penstock.nsd.nifti import open_nifti
 from penstock.nsd.prepared import stored_numbers
 from penstock.nsd.regions import Voxels
+from penstock.opening import open
 from penstock.within import Mask, elements
 
 SUFFIXES = (".hdf5", ".h5", ".mat", ".nii", ".nii.gz")

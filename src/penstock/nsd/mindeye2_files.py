@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset import Dataset, join, open
+from penstock.dataset import Dataset, join
 from penstock.errors import ConfigError, Missing
 from penstock.loader import Loader
 from penstock.nsd.behaviour import COLUMNS, FIELDS
 from penstock.nsd.layout import COCO_224
+from penstock.opening import open
 
 PARTS = ("train", "test", "new_test")
 PICTURE, TRIAL = COLUMNS.index("stim_id"), COLUMNS.index("global_trial")

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.dataset import Dataset
-from penstock.dataset import open as open_dataset
 from penstock.fileio import Files
 from penstock.nsd.layout import FIELD
 from penstock.nsd.regions import Voxels
+from penstock.opening import open as open_dataset
 from penstock.sizes import KiB
 from penstock.urls import is_remote
 from penstock.within import elements

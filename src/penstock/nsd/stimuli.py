@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset import Dataset, from_arrays, open
+from penstock.dataset import Dataset, from_arrays
 from penstock.errors import ConfigError, Corrupt, Missing
 from penstock.nsd.layout import COCO_224, Layout
 from penstock.nsd.outside import needed
 from penstock.nsd.picturefiles import PictureFiles
+from penstock.opening import open
 from penstock.urls import is_remote
 
 BRICK, SMALL = "imgBrick", "images"

@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.dataset import Dataset, open
+from penstock.dataset import Dataset
 from penstock.errors import ConfigError, Corrupt, Missing, Unavailable
 from penstock.fileio import Files
 from penstock.loader import Loader
+from penstock.opening import open
 from penstock.sizes import parse_size
 from penstock.urls import is_remote, shown
 from penstock.webdataset.names import expand_urls
