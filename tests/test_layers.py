@@ -21,6 +21,7 @@ LAYERS = [
     ["multi", "forecast", "verification"],
     ["trial"],
     ["loader"],
+    ["iteration", "request"],
     ["reader", "face"],
     ["schedule"],
     ["pytorch", "stats", "jointplan"],
@@ -38,6 +39,7 @@ LAYERS = [
     ["together"],
     ["membergather"],
     ["chunkread", "members"],
+    ["chunkdecode", "kinds"],
     [
         *("values", "rangeread", "chunkfiles", "index", "ziptable", "pieces"),
         *("tarindex", "tarwalk", "lmdbkeys", "lmdbwalk", "folderindex"),

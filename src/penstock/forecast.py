@@ -16,10 +16,11 @@ from penstock.dataset import Dataset
 from penstock.deal import Deal
 from penstock.errors import ConfigError
 from penstock.inspection import GOOD_QUALITY, inspect
-from penstock.loader import Loader, memory_limit
+from penstock.loader import Loader
 from penstock.machine import cores, free_bytes
 from penstock.opening import open
 from penstock.planning import Plan, Request, make_plan
+from penstock.request import memory_limit
 from penstock.rivals import Habits, Job, Rival, rivals
 from penstock.sizes import format_decimal
 from penstock.spec import Fields, FieldSpec, ReadPath, row_bytes

@@ -9,7 +9,8 @@ from penstock import tally
 from penstock.extents import LooseFiles, Members
 from penstock.fileio import Files
 from penstock.handles import Handle
-from penstock.members import MemberReader, Npy, Raw
+from penstock.kinds import Npy, Raw
+from penstock.members import MemberReader
 from penstock.memory import aligned
 from penstock.rangeread import MAP_BELOW_BYTES, Gathering
 from penstock.sizes import KiB

@@ -17,10 +17,12 @@ from typing import Any, Literal
 from penstock.dataset import Dataset
 from penstock.errors import ConfigError, KeptBatches, StateMismatch
 from penstock.interleave import Interleaved
+from penstock.iteration import Iteration
 from penstock.jointplan import JointPlan, make_joint_plan
-from penstock.loader import SLOTS_BACK_WITHIN_S, Iteration, Loader, memory_limit, order_of
+from penstock.loader import SLOTS_BACK_WITHIN_S, Loader
 from penstock.order import Order, check_seed, generator, repeated
 from penstock.reader import Team
+from penstock.request import memory_limit, order_of
 from penstock.sizes import format_size
 from penstock.stats import Meter, Report, Stats, together
 

@@ -12,8 +12,8 @@ from penstock.errors import ConfigError, DataError, SourceError
 from penstock.fileio import MAX_OPEN_FILES, Files, remote_files
 from penstock.formats import raw
 from penstock.formats.registry import OpenOptions, format_of
+from penstock.kinds import MAX_MEMBER_BYTES, Decoders, Wanted, decoder_of
 from penstock.manifest import load
-from penstock.members import MAX_MEMBER_BYTES, Decoders, Wanted, decoder_of
 from penstock.packing import MAX_EXPANSION
 from penstock.paths import Path, paths_of
 from penstock.pictures import MAX_PIXELS, Fit

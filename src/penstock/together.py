@@ -9,8 +9,9 @@ import numpy as np
 from penstock import tally
 from penstock.extents import LooseFiles
 from penstock.handles import Handle
+from penstock.kinds import Held, Npy, Raw
 from penstock.membergather import WORTH_GATHERING, GatherMembers
-from penstock.members import Held, MemberReader, Npy, Raw
+from penstock.members import MemberReader
 from penstock.memory import aligned, borrow
 from penstock.sizes import KiB
 

@@ -16,7 +16,7 @@ from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock import chunkread, codecs, memory, rangeread, wrap
+from penstock import chunkdecode, chunkread, codecs, memory, rangeread, wrap
 from penstock.formats import hdf5_layout, sliced
 from penstock.store import read_share
 
@@ -229,7 +229,7 @@ def thresholds(draw):
         chosen[rangeread, "MAP_BELOW_BYTES"] = 0
     if not in_groups and draw(st.booleans()):  # groups are never larger than a block of elements
         elements = draw(SMALL)
-        chosen.update({(module, "BLOCK_ELEMENTS"): elements for module in (codecs, chunkread, rangeread)})
+        chosen.update({(module, "BLOCK_ELEMENTS"): elements for module in (codecs, chunkdecode, rangeread)})
     return chosen
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import chunkread, codecs, fileio, rangeread, tally
+from penstock import chunkdecode, chunkread, codecs, fileio, rangeread, tally
 from penstock.errors import (
     Changed,
     ConfigError,
@@ -570,7 +570,7 @@ def test_a_chunk_without_its_shuffle_stays_within_the_scratch_declared(tmp_path,
         made[0] = values[0]
         made.id.write_direct_chunk((1, 0), checked, filter_mask=0b01)
     assert np.array_equal(through_h5py(path), values)
-    for module in (codecs, chunkread, rangeread):
+    for module in (codecs, chunkdecode, rangeread):
         monkeypatch.setattr(module, "BLOCK_ELEMENTS", 64)
     ds = ps.open(path).cast(NAME, "f4", scale=0.5)
     assert_within_scratch(ds, [0, 1], values.astype("f4") * np.float32(0.5))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock import lmdbkeys, members
+from penstock import kinds, lmdbkeys
 from penstock.tarindex import SampleTable
 from penstock.tarwalk import MemberTable
 from penstock.texts import Texts
@@ -18,7 +18,7 @@ def table(keys: list[str]) -> MemberTable:
 
 
 def grouped(keys: list[str]) -> SampleTable:
-    return lmdbkeys.group(table(keys), members.is_known)
+    return lmdbkeys.group(table(keys), kinds.is_known)
 
 
 CASES: dict[str, tuple[list[str], tuple[str, ...], list[str]]] = {

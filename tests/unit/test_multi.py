@@ -30,7 +30,7 @@ MODES = ["together", "alternate"]
 @pytest.fixture
 def subjects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, ps.Dataset]:
     """Four datasets stored in four ways; every voxel names its row, and every sample its subject."""
-    monkeypatch.setattr("penstock.loader.WINDOW_BYTES", 15 * 72)  # three chunks of subj02
+    monkeypatch.setattr("penstock.request.WINDOW_BYTES", 15 * 72)  # three chunks of subj02
     found = {}
     for name, rows in ROWS.items():
         values = np.repeat(np.arange(rows, dtype=np.float32)[:, None], VOXELS[name], 1)

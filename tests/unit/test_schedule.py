@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import chunkread
+from penstock import chunkdecode, chunkread
 from penstock import store as stores
 from penstock.errors import BudgetExceeded, DecodeFailed
 from penstock.testing import check_resume
@@ -35,7 +35,7 @@ def ds(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ps.Data
 @pytest.fixture
 def chunks_read(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int, int]]:
     counted: Counter[tuple[str, int, int]] = Counter()
-    read, read_group = chunkread._Decoding.read, chunkread.SmallChunks._read_group
+    read, read_group = chunkdecode.Decoding.read, chunkread.SmallChunks._read_group
 
     def counting(self: Any, handle: Any, block: int, piece: int, *rest: Any) -> None:
         counted[self.array.file.path, block, piece] += 1
@@ -45,7 +45,7 @@ def chunks_read(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int, int]
         counted.update((self.array.file.path, block, piece) for piece in pieces.tolist())
         read_group(self, handle, block, pieces, *rest)
 
-    monkeypatch.setattr(chunkread._Decoding, "read", counting)
+    monkeypatch.setattr(chunkdecode.Decoding, "read", counting)
     monkeypatch.setattr(chunkread.SmallChunks, "_read_group", counting_group)
     return counted
 
@@ -53,7 +53,7 @@ def chunks_read(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int, int]
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks a window."""
-    monkeypatch.setattr("penstock.loader.WINDOW_BYTES", 3 * BLOCK * 6 * 7 * 2)
+    monkeypatch.setattr("penstock.request.WINDOW_BYTES", 3 * BLOCK * 6 * 7 * 2)
 
 
 def loader(ds: ps.Dataset, **options: Any) -> ps.Loader:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.chunkread import _Decoding
+from penstock.chunkdecode import Decoding
 from penstock.handles import Handle
 from penstock.stats import Meter, Stats, together
 
@@ -65,7 +65,7 @@ def test_slow_storage(plain: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_slow_codec(gzipped: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow(monkeypatch, _Decoding, "_decode")
+    slow(monkeypatch, Decoding, "_decode")
     stats = epoch(gzipped)
     assert "decoding and converting (shuffle, deflate): more cores, a quicker codec" in stats.bottleneck
     assert stats.decoding_seconds >= ROWS * SLOW_S

@@ -95,7 +95,7 @@ class Slow:
 def test_slow_files_get_more_threads_in_the_same_order_and_budget(
     monkeypatch: pytest.MonkeyPatch, threads: Any
 ) -> None:
-    monkeypatch.setattr(loader_module, "cores", lambda: 2)
+    monkeypatch.setattr("penstock.request.cores", lambda: 2)
     monkeypatch.setattr(tuning, "PERIOD_S", 0.02)
     monkeypatch.setattr(planning, "JOIN_BELOW_BYTES", 0)  # or else a few reads would be all
     slow = Slow()
@@ -113,7 +113,7 @@ def test_slow_files_get_more_threads_in_the_same_order_and_budget(
 
 
 def test_a_system_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "cores", lambda: 1)
+    monkeypatch.setattr("penstock.request.cores", lambda: 1)
     monkeypatch.setattr(tuning, "PERIOD_S", 0.02)
     monkeypatch.setattr(planning, "JOIN_BELOW_BYTES", 0)
     refused, start = [], threading.Thread.start
@@ -133,7 +133,7 @@ def test_a_system_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_next_epoch_begins_with_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "cores", lambda: 1)
+    monkeypatch.setattr("penstock.request.cores", lambda: 1)
     monkeypatch.setattr(tuning, "PERIOD_S", 0.02)
     ds = ps.from_arrays(x=np.arange(400)).map(Slow())
     with ps.Loader(ds, batch_size=400, memory="64MiB", output="numpy") as loader:
@@ -151,7 +151,7 @@ def test_one_thread_gathers_rows_from_many_mapped_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, row_bytes: int, alone: bool
 ) -> None:
     """Two would meet at the interpreter's lock. Asked for, there are two."""
-    monkeypatch.setattr("penstock.loader.cores", lambda: 4)
+    monkeypatch.setattr("penstock.request.cores", lambda: 4)
     for number in range(files):
         np.save(tmp_path / f"{number:02d}.npy", np.full((5, row_bytes), number, np.uint8))
     ds = ps.open(tmp_path / "*.npy")

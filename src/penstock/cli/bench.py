@@ -22,7 +22,7 @@ from penstock.cli.demo_training import Watch
 from penstock.cli.progress import Progress
 from penstock.cli.training_arguments import add_training_arguments, count, none_or_more, opened
 from penstock.errors import ConfigError
-from penstock.loader import memory_limit, order_of
+from penstock.request import memory_limit, order_of
 from penstock.sizes import format_size
 from penstock.stats import Stats
 

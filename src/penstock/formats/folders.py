@@ -14,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
-from penstock import folderindex, members, pictures, savedcolumns
+from penstock import folderindex, kinds, pictures, savedcolumns
 from penstock.combine import Joined, Part
 from penstock.errors import DataError, Missing, SchemaMismatch
 from penstock.extents import FileId, LooseFiles
@@ -22,7 +22,7 @@ from penstock.folderindex import FileList
 from penstock.formats import filetables
 from penstock.formats.filetables import ColumnStore
 from penstock.formats.samples import MOST_TRIED, count_pixels
-from penstock.members import Kind, Picture, check_length
+from penstock.kinds import Kind, Picture, check_length
 from penstock.spec import IN_MEMORY, MANIFEST
 from penstock.store import ExtentStore, Store
 
@@ -65,7 +65,7 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
     parts = {}
     if field in fields:
         known_by = field if options.members.decoder(field) is not None else ending
-        array = _files(files, field, partial(members.kind_of, known_by, wanted=options.members), options)
+        array = _files(files, field, partial(kinds.kind_of, known_by, wanted=options.members), options)
         parts["files"] = Part(ExtentStore({field: array}, options.files), columns.rows, {field: field})
     beside = [name for name in fields if name != field]
     if beside:

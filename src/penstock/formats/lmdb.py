@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock import lmdbkeys, lmdbwalk, members, tarindex, values
+from penstock import kinds, lmdbkeys, lmdbwalk, tarindex, values
 from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, Missing, SchemaMismatch, Unsafe
 from penstock.extents import Extents, FileId
 from penstock.formats.samples import Samples
@@ -73,7 +73,7 @@ def _columns(samples: Samples) -> dict[str, int]:
 
 def _is_picture(samples: Samples) -> bool:
     try:
-        return read_header(samples.value(0, 0)[: members.HEAD_BYTES]) is not None
+        return read_header(samples.value(0, 0)[: kinds.HEAD_BYTES]) is not None
     except LimitExceeded:  # told when its kind is asked for
         return False
     except DecodeFailed:  # a picture, and its header is longer
@@ -91,7 +91,7 @@ def _table(file: FileId, options: "OpenOptions") -> SampleTable:
     with options.files.lend(file) as handle:
         databases = lmdbwalk.walk(handle, options.fields)
     named = list(databases) != [""]
-    table = _side_by_side(file, databases) if named else lmdbkeys.group(databases[""], members.is_known)
+    table = _side_by_side(file, databases) if named else lmdbkeys.group(databases[""], kinds.is_known)
     return table if folder is None else tarindex.save(folder, file, table, as_chosen if named else SAVED_AS)
 
 
@@ -106,22 +106,22 @@ def _side_by_side(file: FileId, databases: Mapping[str, MemberTable]) -> SampleT
     return found
 
 
-def _kind_of(samples: Samples, name: str, column: int, value: bytes) -> members.Kind:
+def _kind_of(samples: Samples, name: str, column: int, value: bytes) -> kinds.Kind:
     """What a field holds: as the caller says, as the keys' ending says, or as the value looks."""
     wanted = samples.options.members
     ending = samples.table.fields[column].removeprefix("*.").lower()
     if wanted.decoder(name) is not None:
-        return members.kind_of(name, value, wanted)
-    if samples.table.fields[column].startswith("*.") and members.is_known(ending, wanted):
-        return members.kind_of(ending, value, wanted)
+        return kinds.kind_of(name, value, wanted)
+    if samples.table.fields[column].startswith("*.") and kinds.is_known(ending, wanted):
+        return kinds.kind_of(ending, value, wanted)
     if value.startswith(b"\x93NUMPY"):
-        return members.kind_of("npy", value)
+        return kinds.kind_of("npy", value)
     if read_header(value) is not None:
-        return members.Picture.of(value, wanted.max_pixels)
+        return kinds.Picture.of(value, wanted.max_pixels)
     if _NUMBER.fullmatch(value) and all(map(_NUMBER.fullmatch, _some(samples, column))):
-        return members.Number()
+        return kinds.Number()
     if all(map(_is_text, _some(samples, column))):
-        return members.Value(values.TEXT)
+        return kinds.Value(values.TEXT)
     if _PICKLED.match(value):
         raise Unsafe(
             f"a pickled Python object ({len(value):,} bytes), which only unpickling could read, and unpickling runs "

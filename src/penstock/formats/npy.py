@@ -8,7 +8,7 @@ import numpy as np
 from penstock.errors import ConfigError, Corrupt, SchemaMismatch, Truncated, Unsafe
 from penstock.extents import Contiguous, FileId
 from penstock.fileio import Files
-from penstock.members import BAD_NPY_HEADER
+from penstock.kinds import BAD_NPY_HEADER
 from penstock.store import ExtentStore, Store
 
 if TYPE_CHECKING:

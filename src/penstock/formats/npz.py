@@ -12,7 +12,7 @@ from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, SchemaMis
 from penstock.extents import Contiguous, Extents
 from penstock.formats.held import HeldStore, check_can_be_held
 from penstock.formats.rows import common_rows
-from penstock.members import HEAD_BYTES, Npy
+from penstock.kinds import HEAD_BYTES, Npy
 from penstock.steady import open_steady
 from penstock.store import ExtentStore, Store
 from penstock.ziptable import HEADER_BYTES, ZipTable, zip_table

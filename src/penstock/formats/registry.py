@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.fileio import Files
-from penstock.members import Wanted
+from penstock.kinds import Wanted
 from penstock.store import Store
 from penstock.urls import base_name, is_remote
 

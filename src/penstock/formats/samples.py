@@ -10,7 +10,7 @@ from penstock import pictures, savedcolumns
 from penstock.errors import DataError, Missing, SchemaMismatch
 from penstock.extents import FileId, Members
 from penstock.handles import Handle
-from penstock.members import Kind, Picture, check_length
+from penstock.kinds import Kind, Picture, check_length
 from penstock.sizes import MiB
 from penstock.tarindex import NOT_THERE, SampleTable
 

@@ -7,7 +7,7 @@ is not known by its name is read if it is asked for, as bytes.
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock import members, savedcolumns, tarindex
+from penstock import kinds, savedcolumns, tarindex
 from penstock.errors import Missing, Truncated
 from penstock.extents import Extents, FileId
 from penstock.formats.samples import Samples
@@ -39,7 +39,7 @@ def open_compressed(path: str, options: "OpenOptions") -> Store:
 
 def _opened(file: FileId, options: "OpenOptions") -> Store:
     path, table = file.path, _table(file, options)
-    names = options.fields or tuple(name for name in table.fields if members.is_known(name, options.members))
+    names = options.fields or tuple(name for name in table.fields if kinds.is_known(name, options.members))
     if not names:
         raise Missing(
             f"{path}: no arrays, pictures, numbers or text; its members are {_told(table)}. Choose some of them with "
@@ -49,7 +49,7 @@ def _opened(file: FileId, options: "OpenOptions") -> Store:
     for name in names:
         if name not in table.fields:
             raise Missing(f"{path}: no field {name!r}; its members are {_told(table)}")
-        kind_of = partial(members.kind_of, name, wanted=options.members)
+        kind_of = partial(kinds.kind_of, name, wanted=options.members)
         arrays[name] = Samples(file, table, options).members(name, table.fields.index(name), kind_of)
     return ExtentStore(arrays, options.files)
 

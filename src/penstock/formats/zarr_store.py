@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.chunkread import FILL_WAY_OUT
+from penstock.chunkdecode import FILL_WAY_OUT
 from penstock.errors import ConfigError, DecodeFailed, Missing
 from penstock.extents import FileId
 from penstock.formats import sliced

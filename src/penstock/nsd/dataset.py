@@ -10,9 +10,10 @@ import numpy as np
 
 from penstock.dataset import Dataset, Index
 from penstock.errors import BudgetExceeded, ConfigError
-from penstock.loader import WINDOW_BYTES, Loader
+from penstock.loader import Loader
 from penstock.nsd.regions import Voxels
 from penstock.nsd.repetitions import OneOfEach
+from penstock.request import WINDOW_BYTES
 from penstock.sizes import MiB, parse_size
 from penstock.spec import row_bytes
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.fileio import remote_files
-from penstock.members import MAX_MEMBER_BYTES
+from penstock.kinds import MAX_MEMBER_BYTES
 from penstock.packing import MAX_EXPANSION
 from penstock.webdataset.handlers import Handler, reraise_exception
 from penstock.webdataset.names import Shard, expand

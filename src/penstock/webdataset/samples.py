@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, LimitExceeded
 from penstock.extents import FileId
 from penstock.fileio import Files
 from penstock.handles import identify
-from penstock.members import MAX_MEMBER_BYTES
+from penstock.kinds import MAX_MEMBER_BYTES
 from penstock.packing import Readable
 from penstock.urls import is_remote, shown
 from penstock.webdataset.faults import CorruptShard, RepeatedField, TruncatedShard

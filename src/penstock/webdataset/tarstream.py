@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.errors import LimitExceeded
-from penstock.members import MAX_MEMBER_BYTES
+from penstock.kinds import MAX_MEMBER_BYTES
 from penstock.packing import MAX_EXPANSION, Readable
 from penstock.webdataset.compressed import Stream, open_stream
 from penstock.webdataset.faults import CorruptShard, TruncatedShard
