@@ -59,11 +59,19 @@ def stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def room_for(values: torch.Tensor, rows: int) -> torch.Tensor | None:
-    """A tensor to stack so many of such values in; None for unusual ones."""
+    """A tensor to stack so many of such values in; None for unusual ones.
+
+    In a worker of torch's loader it lies in memory that is shared, as it does where torch collates: whoever sends it to
+    another process then copies nothing.
+    """
     plain = type(values) is torch.Tensor and values.device.type == "cpu" and values.layout == torch.strided
     if not plain or values.requires_grad or values.is_quantized:
         return None
-    return torch.empty((rows, *values.shape), dtype=values.dtype)
+    shape = (rows, *values.shape)
+    if worker_and_workers() is None or not values.numel():
+        return torch.empty(shape, dtype=values.dtype)
+    room = torch.UntypedStorage._new_shared(rows * values.numel() * values.element_size(), device="cpu")
+    return torch.empty(0, dtype=values.dtype).set_(room).view(shape)
 
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def same(one, other):
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other) and one.flags.c_contiguous
+        return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other) and one.stride() == other.stride()
     return one == other
@@ -101,3 +101,14 @@ def test_a_batch_is_held_once():
     finally:
         tracemalloc.stop()
     assert peak < 1.2 * rows * size * 8
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_in_a_worker_a_batch_lies_in_shared_memory(workers):
+    rows = [(torch.full((3, 5), number, dtype=torch.float16), torch.zeros(0)) for number in range(8)]
+    pipeline = wds.DataPipeline(lambda: rows).batched(4).map(lambda batch: (*batch, batch[0].is_shared()))
+    loader = torch.utils.data.DataLoader(pipeline, batch_size=None, num_workers=workers)
+    for number, (batch, empty, was_shared) in enumerate(loader):
+        assert was_shared == bool(workers)
+        assert torch.equal(batch, torch.stack([values for values, _ in rows[4 * number : 4 * number + 4]]))
+        assert empty.shape == (4, 0)
