@@ -3,19 +3,23 @@
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from penstock.braces import expand_braces
 from penstock.errors import ConfigError, DataError, Missing, SourceError
 from penstock.fileio import Files
-from penstock.formats.registry import folder_format, tried
+from penstock.formats.registry import folder_format, formats, tried
 from penstock.urls import check_scheme, is_remote
 
 Path = str | os.PathLike[str]
 
 # More than this a pattern in braces cannot mean.
 MOST_FILES = 1_000_000
+
+# So many names in a folder are looked at to say what might have been meant.
+LOOKED_AT = 10_000
 
 
 def paths_of(
@@ -43,7 +47,7 @@ def paths_of(
         if folder_format(name) is None:
             raise ConfigError(
                 f"{name}: is a folder, and of no format that is one (tried: {tried()}). Name the files in it, for "
-                f"example {os.path.join(name, '*.hdf5')!r}"
+                f"example {_suggested(name)}"
             )
         return [name]
     if "{" in name and (expanded := _expanded(name)) != [name]:
@@ -59,6 +63,32 @@ def paths_of(
         absent = "" if glob.has_magic(folder) or os.path.isdir(folder) else ", which is not there"
         raise Missing(f"{name}: the pattern matches no file (looked in {folder}{absent}); check the path")
     return matches
+
+
+def _suggested(folder: str) -> str:
+    """Patterns for what lies in a folder, by the names that its files have."""
+    found = Counter(
+        suffix
+        for name in _some_names(folder)
+        for suffix in [_known_suffix(name)]
+        if suffix and not name.startswith(".")
+    )
+    patterns = [f"{os.path.join(folder, f'*{suffix}')!r} ({count:,})" for suffix, count in found.most_common(3)]
+    return ", or ".join(patterns) or repr(os.path.join(folder, "*.hdf5"))
+
+
+def _some_names(folder: str) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from (entry.name for entry in islice(entries, LOOKED_AT))
+    except OSError:
+        return
+
+
+def _known_suffix(name: str) -> str:
+    """The longest ending that a format here is known by."""
+    endings = (suffix for known in formats() for suffix in known.suffixes if name.lower().endswith(suffix))
+    return max(endings, key=len, default="")
 
 
 def _can_be_opened(name: str) -> bool:

@@ -258,7 +258,7 @@ def test_what_is_no_folder_of_pictures(tmp_path: Path) -> None:
 def test_a_picture_beside_other_data_is_no_dataset(tmp_path: Path) -> None:
     save(tmp_path / "figure.png", 1)
     (tmp_path / "betas_session01.hdf5").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"is a folder, and of no format.*Name the files in it"):
+    with pytest.raises(ConfigError, match=r"is a folder, and of no format.*Name the files in it, .*hdf5' \(1\)$"):
         ps.open(tmp_path)
 
 

@@ -702,3 +702,16 @@ def test_dividing_is_not_multiplying_by_the_inverse(tmp_path, dtype):
     assert np.array_equal(got, (values.astype(exact) / exact(255)).astype(dtype))
     with pytest.raises(ConfigError, match="divisor=0"):
         ps.open(tmp_path / "a.npy").cast("data", dtype, divisor=0)
+
+
+def test_a_folder_of_data_files_says_how_to_name_them(tmp_path):
+    for name in ("a.h5", "b.h5", "c.npy", "d.tar.gz", "notes.txt", ".hidden.h5"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError) as refused:
+        ps.open(tmp_path)
+    suggested = [
+        f"{str(tmp_path / pattern)!r} ({count})" for pattern, count in (("*.h5", 2), ("*.npy", 1), ("*.tar.gz", 1))
+    ]
+    told = str(refused.value)
+    assert f"for example {suggested[0]}, or " in told
+    assert all(pattern in told for pattern in suggested)
