@@ -12,7 +12,12 @@ import torch.utils.data
 
 from penstock.errors import ConfigError
 from penstock.putoff import Rescale
+from penstock.sizes import MiB
 from penstock.spec import Cast
+
+# Shared memory is taken as a whole, other memory as it is filled: where a batch may have more than will ever come, that
+# is what counts.
+SHARED_AT_MOST = 1024 * MiB
 
 
 def rank_and_world(group: Any = None) -> tuple[int, int]:
@@ -67,10 +72,10 @@ def room_for(values: torch.Tensor, rows: int) -> torch.Tensor | None:
     plain = type(values) is torch.Tensor and values.device.type == "cpu" and values.layout == torch.strided
     if not plain or values.requires_grad or values.is_quantized:
         return None
-    shape = (rows, *values.shape)
-    if worker_and_workers() is None or not values.numel():
+    shape, size = (rows, *values.shape), rows * values.numel() * values.element_size()
+    if worker_and_workers() is None or not 0 < size <= SHARED_AT_MOST:
         return torch.empty(shape, dtype=values.dtype)
-    room = torch.UntypedStorage._new_shared(rows * values.numel() * values.element_size(), device="cpu")
+    room = torch.UntypedStorage._new_shared(size, device="cpu")
     return torch.empty(0, dtype=values.dtype).set_(room).view(shape)
 
 

@@ -83,9 +83,12 @@ def test_a_batch_that_is_not_full_keeps_no_room(make):
     assert held == part[0].nbytes == 4 * part[0][0].nbytes
 
 
-def test_more_than_memory_could_hold_may_be_allowed():
-    (batch,) = wds.DataPipeline(lambda: [(np.ones(1000), torch.ones(1000))] * 3).batched(2**60)
-    assert [column.shape for column in batch] == [(3, 1000)] * 2
+@pytest.mark.parametrize("most", [2**24, 2**40, 2**60])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_more_than_memory_could_hold_may_be_allowed(most, workers):
+    pipeline = wds.DataPipeline(lambda: [(np.ones(1000), torch.ones(1000))] * 3).batched(most)
+    (batch,) = torch.utils.data.DataLoader(pipeline, batch_size=None, num_workers=workers)
+    assert [tuple(column.shape) for column in batch] == [(3, 1000)] * 2
 
 
 def test_a_batch_is_held_once():

@@ -92,7 +92,7 @@ def _block(value: Any, rows: int) -> Any:
             from penstock.pytorch import room_for
 
             return room_for(value, rows)
-    except (MemoryError, RuntimeError, ValueError):  # more were allowed than there can be
+    except (MemoryError, OverflowError, RuntimeError, ValueError):  # more were allowed than there can be
         pass
     return None
 
