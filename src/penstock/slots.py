@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock import interrupts
 from penstock.memory import aligned, buffer
 from penstock.spec import Fields
 
@@ -41,7 +42,7 @@ class Slots:
         self.added_peak = 0
         """The most slots that were in use beyond the plan at once."""
         self._pin = pin
-        self._unpin: list[Callable[[], None]] = []
+        self._unpin: Callable[[], object] = lambda: None
         self._arenas: dict[int, _Arena] = {}
         self._free: SimpleQueue[int] = SimpleQueue()
         self._returned: SimpleQueue[int] = SimpleQueue()
@@ -120,15 +121,15 @@ class Slots:
 
     def close(self) -> None:
         """Let go of the memory that is not lent; what is lent goes with its last array."""
-        for unpin in self._unpin:
-            unpin()
-        self._unpin.clear()
+        self._unpin()
         self._arenas.clear()
 
     def _add(self, count: int) -> None:
         arena = _Arena(self.fields, self.rows, count, self._next_number)
         if self._pin and self._next_number == 0:  # only what is planned stays long enough to be worth locking
-            self._unpin.append(self._pin(arena.block))
+            # Unlocked when it goes, however that comes: a device takes what is next at its address for the same memory.
+            self._unpin = unpin = weakref.finalize(arena, interrupts.heard, self._pin(arena.block))
+            unpin.atexit = False
         for number in range(self._next_number, self._next_number + count):
             self._arenas[number] = arena
             self._set_free(number)

@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from queue import SimpleQueue
 
 import numpy as np
@@ -317,6 +318,23 @@ def test_planned_memory_is_pinned_and_unpinned_once():
     slots.close()
     slots.close()
     assert [what for what, _ in log] == ["pinned", "unpinned"]
+
+
+def test_memory_that_nobody_closed_is_unpinned_before_it_goes():
+    log = []
+
+    def pin(block):
+        there = weakref.ref(block)
+        return lambda: log.append(there() is not None)
+
+    slots = Slots(FIELDS, 4, 3, pin)
+    batch = slots.lend(take(slots), 4)
+    del slots
+    gc.collect()
+    assert log == []  # the batch still lies in it
+    del batch
+    gc.collect()
+    assert log == [True]
 
 
 def test_fields_without_elements():
