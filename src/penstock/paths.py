@@ -67,12 +67,8 @@ def paths_of(
 
 def _suggested(folder: str) -> str:
     """Patterns for what lies in a folder, by the names that its files have."""
-    found = Counter(
-        suffix
-        for name in _some_names(folder)
-        for suffix in [_known_suffix(name)]
-        if suffix and not name.startswith(".")
-    )
+    found = Counter(_known_suffix(name) for name in _some_names(folder) if not name.startswith("."))
+    del found[""]
     patterns = [f"{os.path.join(folder, f'*{suffix}')!r} ({count:,})" for suffix, count in found.most_common(3)]
     return ", or ".join(patterns) or repr(os.path.join(folder, "*.hdf5"))
 

@@ -17,7 +17,7 @@ def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, c
     for row in rows[1:]:
         _check_same(rows[0], row)
     columns = {name: _column(name, [row[name] for row in rows], combine_tensors, combine_scalars) for name in rows[0]}
-    return _like(samples[0], columns)
+    return _as_given(columns, named=isinstance(samples[0], dict))
 
 
 class Stacking:
@@ -28,7 +28,7 @@ class Stacking:
 
     def __init__(self, most: int) -> None:
         self._most, self._count = most, 0
-        self._like: Any = ()
+        self._named = False
         self._fields: dict[Any, Any] = {}
         self._columns: dict[Any, _Stack] = {}
 
@@ -39,7 +39,7 @@ class Stacking:
         """One more, of at most so many."""
         row = _by_name(sample)
         if not self._count:
-            self._like = {} if isinstance(sample, dict) else ()
+            self._named = isinstance(sample, dict)
             self._fields = {name: value if name == "__key__" else None for name, value in row.items()}
             self._columns = {name: _Stack(name, self._most) for name in row}
         _check_same(self._fields, row)
@@ -51,7 +51,7 @@ class Stacking:
         """What ``default_collation_fn`` makes of them; empties this."""
         columns = {name: column.taken() for name, column in self._columns.items()}
         self._columns = {}
-        return _like(self._like, columns)
+        return _as_given(columns, named=self._named)
 
 
 class _Stack:
@@ -117,8 +117,8 @@ def _check_same(first: Mapping[Any, Any], row: Mapping[Any, Any]) -> None:
         )
 
 
-def _like(sample: Any, columns: dict[Any, Any]) -> Batch:
-    return columns if isinstance(sample, dict) else tuple(columns[place] for place in range(len(columns)))
+def _as_given(columns: dict[Any, Any], *, named: bool) -> Batch:
+    return columns if named else tuple(columns[place] for place in range(len(columns)))
 
 
 def _column(name: Any, values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
