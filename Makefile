@@ -1,30 +1,52 @@
-# `make demo` shows the thing working; `make test` checks it, and `make slow` what takes seconds a test: budgets in
-# processes of their own, workers started anew. `make docs` builds the pages under site. All set up .venv first; a second
-# call is quick.
+# `make demo` shows the thing working; `make test` runs the tests, and `make slow` those that take seconds each: budgets
+# in processes of their own, workers started anew. `make lint` checks style and types, `make docs` builds the pages under
+# site. All set up .venv first; a second call is quick.
 # `make soak` brings faults about at random, for ten seeds from SEED on; the name of a test that fails carries its seed.
+# `make engines` installs Lightning, Accelerate, the Trainer, Dask and Ray, and runs the tests of training inside them.
+# `make oldest` checks types and runs the tests with the oldest releases of all dependencies; `make pins` renews the
+# versions that development installs use.
 
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+EXTRA ?= dev
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal --quiet
 
-.PHONY: demo test slow soak lint bench docs clean
+.PHONY: demo test slow soak lint types engines oldest pins bench docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/penstock demo
 
-test: lint
-	$(BIN)/pytest -m "not slow" --numprocesses auto --dist worksteal --quiet
+test: $(VENV)/.ready
+	$(PYTEST) -m "not slow"
 
 slow: $(VENV)/.ready
-	$(BIN)/pytest -m slow --numprocesses auto --dist worksteal --quiet
+	$(PYTEST) -m slow
 
 soak: $(VENV)/.ready
-	$(BIN)/pytest -m soak --numprocesses auto --dist worksteal --timeout 1800 --quiet $(if $(SEED),--seed $(SEED))
+	$(PYTEST) -m soak --timeout 1800 $(if $(SEED),--seed $(SEED))
 
-lint: $(VENV)/.ready
+lint: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.ready
 	$(BIN)/mypy
+
+engines:
+	$(MAKE) VENV=.venv-engines EXTRA=engines .venv-engines/.ready
+	.venv-engines/bin/pytest --quiet tests/integrations
+
+oldest:
+	$(MAKE) VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt types test
+
+COMPILE := $(BIN)/uv pip compile pyproject.toml --quiet --no-annotate --no-header --python-version 3.11
+pins: $(VENV)/.ready
+	$(PIP_INSTALL) uv
+	$(COMPILE) --upgrade --universal --all-extras --output-file constraints.txt
+	$(COMPILE) --upgrade --resolution lowest-direct --all-extras --output-file constraints-oldest.txt
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks
@@ -32,15 +54,15 @@ bench: $(VENV)/.ready
 docs: $(VENV)/.docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP_INSTALL) --constraint $(CONSTRAINTS) --editable '.[$(EXTRA)]'
 	touch $@
 
-$(VENV)/.docs-ready: pyproject.toml constraints.txt
+$(VENV)/.docs-ready: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(PIP_INSTALL) --constraint $(CONSTRAINTS) --editable '.[docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) .venv-engines .venv-oldest site

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks import data, folders, hdf5, lmdb, nsd, records, several, shards, tiledb, volumes, zarr_stores
 from benchmarks.runner import Contestant, Result, side_by_side
-from penstock.machine import cores
-from penstock.sizes import format_size
+from penstock.base.machine import cores
+from penstock.base.sizes import format_size
 
 HERE = Path(__file__).resolve().parent
 

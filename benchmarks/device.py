@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import penstock as ps
-from penstock.sizes import format_size
+from penstock.base.sizes import format_size
 
 VOLUME = (150, 150, 100)
 ELEMENTS = 150 * 150 * 100

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import data
-from penstock.sizes import format_size
+from penstock.base.sizes import format_size
 
 ROWS, VOLUME = 720, (96, 60, 50)  # rows of 1.15 MB
 RECORDS, WIDTH = 200_000, 256
@@ -120,7 +120,7 @@ def told(folder: Path, combination: Combination) -> dict[str, Any]:
 
 def ran(folder: Path, combination: Combination) -> dict[str, Any]:
     import penstock as ps
-    from penstock.measure import measure
+    from penstock.testing.measure import measure
 
     ds = opened(folder, combination)
     found = measure(lambda: ps.Loader(ds, shuffle=True, output="numpy", **combination.options))
@@ -129,7 +129,7 @@ def ran(folder: Path, combination: Combination) -> dict[str, Any]:
 
 def other_told(folder: Path, library: str, arguments: list[Any]) -> dict[str, Any]:
     import penstock as ps
-    from penstock.rivals import Habits
+    from penstock.loader.rivals import Habits
 
     path, batch, workers, buffer = ("*.tar", *arguments) if library == "webdataset" else (*arguments, 50)
     forecast = ps.plan(str(folder / path), batch_size=batch, habits=Habits(workers, buffer), measure=0, memory="2GiB")
@@ -138,12 +138,14 @@ def other_told(folder: Path, library: str, arguments: list[Any]) -> dict[str, An
 
 def other_ran(folder: Path, library: str, arguments: list[Any]) -> dict[str, Any]:
     import penstock as ps
-    from penstock.cli.bench_contenders import CONTENDERS, Job
-    from penstock.measure import MemoryWatch
+    from penstock.cli.contenders import CONTENDERS, Job
+    from penstock.testing.measure import MemoryWatch
 
     path, batch, workers, buffer = ("*.tar", *arguments) if library == "webdataset" else (*arguments, 50)
     ds = ps.open(str(folder / path))
-    _, loader = CONTENDERS[library](Job(ds, tuple(ds.fields), batch, workers, buffer, True))
+    _, loader = CONTENDERS[library](
+        Job(ds=ds, columns=tuple(ds.fields), batch_size=batch, workers=workers, shuffle_buffer=buffer, whole_rows=True)
+    )
     with MemoryWatch(0.02) as watch:
         for _ in loader:
             time.sleep(STEP_S)

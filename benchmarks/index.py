@@ -12,7 +12,7 @@ from pathlib import Path
 import h5py
 
 from benchmarks.hdf5 import make_voxel_major
-from penstock.machine import held_bytes
+from penstock.base.machine import held_bytes
 
 FILES, WALKED = 40, 4
 

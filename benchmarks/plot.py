@@ -4,7 +4,7 @@ import json
 from html import escape
 from pathlib import Path
 
-from penstock.sizes import format_size
+from penstock.base.sizes import format_size
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "docs" / "images" / "volumes.svg"

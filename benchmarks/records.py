@@ -1,7 +1,9 @@
-"""500,000 shuffled records of 4 KiB, batch 256: penstock against a bare gather by one thread into reused memory."""
+"""500,000 shuffled records of 4 KiB, batch 256: penstock against bare gathers by one and by two threads."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -24,23 +26,33 @@ def penstock(folder: str, file: str) -> Iterator[int]:
             yield len(label)
 
 
-def bare(folder: str) -> Iterator[int]:
-    """What no loader can beat with one thread: gather rows from a mapping into one batch of memory."""
+def bare(folder: str, threads: int) -> Iterator[int]:
+    """What no loader can beat: each thread gathers rows from a mapping into one batch of memory of its own."""
     vectors = np.load(Path(folder, "vectors.npy"), mmap_mode="r")
     labels = np.load(Path(folder, "labels.npy"))
-    out, label = np.empty((BATCH, data.WIDTH), np.float32), np.empty(BATCH, np.int64)
-    for epoch in range(2):
-        order = np.random.default_rng(epoch).permutation(data.RECORDS)
-        for begin in range(0, data.RECORDS - BATCH + 1, BATCH):
+    done: SimpleQueue[int] = SimpleQueue()
+
+    def gather(order: np.ndarray, share: int) -> None:
+        out, label = np.empty((BATCH, data.WIDTH), np.float32), np.empty(BATCH, np.int64)
+        for begin in range(share * BATCH, data.RECORDS - BATCH + 1, threads * BATCH):
             rows = order[begin : begin + BATCH]
             np.take(vectors, rows, axis=0, out=out, mode="clip")
             np.take(labels, rows, out=label, mode="clip")
-            yield BATCH
+            done.put(BATCH)
+
+    for epoch in range(2):
+        order = np.random.default_rng(epoch).permutation(data.RECORDS)
+        with ThreadPoolExecutor(threads) as pool:
+            for share in range(threads):
+                pool.submit(gather, order, share)
+            for _ in range(data.RECORDS // BATCH):
+                yield done.get()
 
 
 def contestants(folder: Path) -> list[Contestant]:
     return [
         Contestant("penstock, npy", f"{__name__}:penstock", {"folder": str(folder), "file": "vectors.npy"}),
         Contestant("penstock, HDF5", f"{__name__}:penstock", {"folder": str(folder), "file": "vectors.hdf5"}),
-        Contestant("bare gather, one thread", f"{__name__}:bare", {"folder": str(folder)}),
+        Contestant("bare gather, one thread", f"{__name__}:bare", {"folder": str(folder), "threads": 1}),
+        Contestant("bare gather, two threads", f"{__name__}:bare", {"folder": str(folder), "threads": 2}),
     ]

@@ -63,7 +63,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     import imagecodecs  # noqa: F401
     import torch  # noqa: F401
 
-    from penstock.measure import MemoryWatch
+    from penstock.testing.measure import MemoryWatch
 
     module, name = job["target"].split(":")
     epoch = getattr(importlib.import_module(module), name)

@@ -104,7 +104,7 @@ def pipeline(folder: str, workers: int, package: str, batch: int) -> Iterator[in
         .rename(images="jpg;png", voxels="nsdgeneral.npy", coco="coco73k.npy")
         .to_tuple("voxels", "images", "coco")
         .batched(batch, partial=True)
-        .with_epoch(max(1, SLOW_EPOCHS * SAMPLES // batch // (max(1, workers) if package == "webdataset" else 1)))
+        .with_epoch(max(1, SLOW_EPOCHS * SAMPLES // batch // max(1, workers)))
     )
     for voxels, images, coco in torch.utils.data.DataLoader(ds, batch_size=None, num_workers=workers):
         touch(voxels, images)
@@ -150,7 +150,7 @@ def _unpack(record: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 def bare(folder: str, batch: int) -> Iterator[int]:
     """Two threads, each with a batch of memory that it uses again and again; nothing is handed over."""
-    from penstock.tarindex import group, walk
+    from penstock.formats.tar.samples import group, walk
 
     places = []
     for path in sorted(Path(folder).glob("*.tar")):

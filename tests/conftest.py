@@ -5,10 +5,13 @@ A test that takes ``any_seed`` makes its own faults from that number: once in a 
 """
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 
 import pytest
+
+from penstock.base import policy
 
 SOAK_SEEDS = 10
 
@@ -52,3 +55,13 @@ def open_in():
         return sum(link.startswith(str(folder)) for link in links)
 
     return count
+
+
+@pytest.fixture
+def read_policy(monkeypatch):
+    """Open files with other thresholds: ``read_policy(group_chunks_below_bytes=0)``."""
+
+    def change(**thresholds):
+        monkeypatch.setattr(policy, "DEFAULT", dataclasses.replace(policy.DEFAULT, **thresholds))
+
+    return change

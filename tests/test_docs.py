@@ -1,4 +1,4 @@
-"""The page "add a format" is right: what it shows is run as it stands."""
+"""Pages tell the truth: "add a format" is run as it stands, and files that pages name exist."""
 
 import re
 import sys
@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import penstock
 import penstock as ps
+import penstock.formats
 from penstock.formats import registry
 
 PAGE = Path(__file__).parent.parent / "docs" / "add-a-format.md"
@@ -26,16 +28,32 @@ def installed(tmp_path, monkeypatch):
     assert group == '[project.entry-points."penstock.formats"]'
     (about / "entry_points.txt").write_text(f"[penstock.formats]\n{entry.replace(chr(34), '')}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    registry.of_others.cache_clear()
+    registry.plugin_formats.cache_clear()
     yield tmp_path
     sys.modules.pop("my_format", None)
-    registry.of_others.cache_clear()
+    registry.plugin_formats.cache_clear()
 
 
 def test_the_format_of_the_page(installed):
     assert len(BLOCKS["python"].splitlines()) <= 60
     assert CHECK is not None
     exec(compile(CHECK[1], str(PAGE), "exec"), {})  # what it asserts is in check_store
+
+
+def test_the_page_imports_from_the_public_modules_alone():
+    sources = re.findall(r"^(?:from|import) (penstock[\w.]*)", PAGE.read_text(), re.MULTILINE)
+    assert set(sources) <= {"penstock", "penstock.errors", "penstock.formats", "penstock.testing"}
+    assert 'open(path, "rb")' not in PAGE.read_text(), "data files are opened by Files"
+
+
+@pytest.mark.parametrize("name", penstock.formats.__all__)
+def test_names_for_authors_of_formats_are_there_and_explained(name):
+    assert getattr(penstock.formats, name).__doc__
+
+
+def test_the_page_names_all_that_there_is_for_authors():
+    known = set(re.findall(r"\w+", PAGE.read_text()))
+    assert set(penstock.formats.__all__) - known <= {"FileId", "Files", "OpenOptions"}, "types of arguments"
 
 
 def test_its_errors(installed):
@@ -55,3 +73,29 @@ def test_an_entry_point_that_is_no_format(installed):
     (installed / "my_format.py").write_text("VECS = 5")
     with pytest.raises(ps.errors.ConfigError, match=r"entry point 'vecs'.*expected a Format"):
         ps.open(PAGE)
+
+
+ROOT = PAGE.parent.parent
+TREE = ROOT / "src" / "penstock"
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`((?:src|tests|docs|benchmarks)/[\w/.-]+)`",
+                                                       (ROOT / "CONTRIBUTING.md").read_text()))))  # fmt: skip
+def test_files_that_contributors_are_told_to_read_exist(name):
+    assert (ROOT / name).exists()
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`((?:\w+/)+\w+(?:\.py)?)`",
+                                                       (ROOT / "docs" / "design.md").read_text()))))  # fmt: skip
+def test_modules_of_the_map_exist(name):
+    assert (TREE / name).exists() or (ROOT / name).exists()
+
+
+def test_the_map_lists_every_package():
+    listed = re.findall(r"^\| `(\w+)(?:\.py)?` \|", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+    there = {path.stem for path in TREE.iterdir() if path.suffix in ("", ".py") and not path.name.startswith("__")}
+    assert set(listed) >= there
+
+
+def test_the_version_to_cite_is_this_one():
+    assert f"\nversion: {ps.__version__}\n" in (ROOT / "CITATION.cff").read_text()

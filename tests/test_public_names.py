@@ -8,9 +8,14 @@ import pytest
 
 import penstock
 
+ERRORS = sorted(
+    name for name, value in vars(penstock.errors).items() if isinstance(value, type) and issubclass(value, Exception)
+)
+
 PUBLIC = [
+    *ERRORS,
     "BlockShuffled", "Dataset", "FieldSpec", "InOrder", "Loader", "MultiLoader", "Order", "Plan", "Resampled",
-    "Shuffled", "Stats", "Store", "concat", "errors", "from_arrays",
+    "Shuffled", "Stats", "Store", "concat", "convert", "errors", "from_arrays",
     "inspect", "join", "open", "open_raw", "plan", "verify", "write_manifest",
 ]  # fmt: skip
 
@@ -35,6 +40,17 @@ def test_public_names_are_pinned():
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_names_are_there_and_explained(name):
     assert getattr(penstock, name).__doc__
+
+
+def test_dir_shows_public_names_alone():
+    script = "import penstock; penstock.Loader; penstock.inspect; print(*dir(penstock))"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.split() == sorted([*PUBLIC, "__version__"])
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_those_of_the_tree(name):
+    assert getattr(penstock, name) is getattr(penstock.errors, name)
 
 
 def test_version_is_one():

@@ -18,10 +18,11 @@ PenstockError
 ├── StateMismatch       a saved position belongs to other data or another order
 ├── ConvertFailed       a conversion stopped before its output was whole
 └── ConfigError         an argument that cannot be meant (also a ValueError)
-    └── OutOfRange          a row that does not exist (also an IndexError)
+    ├── OutOfRange          a row that does not exist (also an IndexError)
+    └── WrongArgument       an unknown argument, or one of the wrong type (also a TypeError)
 
 Rules: each takes exactly one string, so that it pickles and so that torch's worker processes can rebuild it;
-the string says what was expected, what came, where, and the way out.
+the string says what was expected, what came, where, and the way out. All are also names of ``penstock`` itself.
 """
 
 
@@ -101,9 +102,17 @@ class OutOfRange(ConfigError, IndexError):
     """A row that does not exist."""
 
 
+class WrongArgument(ConfigError, TypeError):
+    """An unknown argument, or one of the wrong type."""
+
+
 class CacheIsFull(UserWarning):
     """Files are read over the network from now on, because there is no room for copies."""
 
 
 class KeptBatches(UserWarning):
     """Batches are being kept, so memory beyond the budget is in use on the caller's behalf."""
+
+
+class FieldsLeftOut(UserWarning):
+    """Files hold fields that cannot be delivered; the warning lists them, with reasons."""

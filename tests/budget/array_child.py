@@ -2,7 +2,8 @@
 
 python array_child.py '{"path": …, "field": "data", "mask": false, "cast": true, "batch_size": 4, "threads": 2}'
 
-The budget is the smallest that is accepted. Libraries are loaded, and have read something, before the first look.
+Without "memory" the budget is the smallest that is accepted. Libraries are loaded, and have read something, before the
+first look.
 """
 
 import json
@@ -16,7 +17,7 @@ import torch
 
 import penstock as ps
 from penstock.errors import BudgetExceeded
-from penstock.measure import MemoryWatch
+from penstock.testing.measure import MemoryWatch
 
 
 def opened(job: dict) -> ps.Dataset:
@@ -49,7 +50,7 @@ def main(job: dict) -> None:
     torch.zeros(1000).sum()
     if job.get("first"):
         ps.open(job["first"])[0]
-    limit = smallest(job)
+    limit = job.get("memory") or smallest(job)
     with MemoryWatch() as watch:
         made, total, rows = loader(job, limit), 0.0, 0
         for _ in range(2):

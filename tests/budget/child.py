@@ -14,7 +14,7 @@ import torch
 
 import penstock as ps
 from penstock.errors import BudgetExceeded
-from penstock.measure import MemoryWatch
+from penstock.testing.measure import MemoryWatch
 
 
 def joined(job: dict) -> ps.Dataset:

@@ -17,7 +17,7 @@ from PIL import Image
 
 import penstock as ps
 from penstock.errors import BudgetExceeded
-from penstock.measure import MemoryWatch
+from penstock.testing.measure import MemoryWatch
 
 
 def opened(job: dict) -> ps.Dataset:

@@ -16,7 +16,7 @@ import torch
 
 import penstock as ps
 from penstock.errors import BudgetExceeded
-from penstock.measure import MemoryWatch
+from penstock.testing.measure import MemoryWatch
 
 
 def subjects(job: dict) -> dict[str, ps.Dataset]:

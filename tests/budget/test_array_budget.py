@@ -65,7 +65,9 @@ def run(folder: Path, name: str, **job: Any) -> dict[str, int]:
     ],
 )
 def test_volumes(folder: Path, name: str, mask: bool) -> None:
-    held = run(folder, name, mask=mask, cast=True, batch_size=4, threads=2)
+    # Four rows are two batches: a loop keeps the last batch of an epoch while the next one begins.
+    batch_size = 2 if name.startswith("through") else 4
+    held = run(folder, name, mask=mask, cast=True, batch_size=batch_size, threads=2)
     assert held["samples"] > 5
     assert held["peak"] <= held["limit"]
     assert held["peak"] > held["batch"], "a peak below one batch cannot have been measured right"

@@ -61,7 +61,7 @@ def test_it_is_expanded_once(tmp_path: Path, cache: Path, monkeypatch: pytest.Mo
     path = tmp_path / "a.tar.gz"
     path.write_bytes(gzip.compress(archive()))
     ps.open(path, cache_dir=cache, index_dir=tmp_path / "index")
-    monkeypatch.setattr("penstock.packing.pieces", lambda *_: pytest.fail("expanded again"))
+    monkeypatch.setattr("penstock.files.compression.pieces", lambda *_: pytest.fail("expanded again"))
     assert ps.open(path, cache_dir=cache, index_dir=tmp_path / "index")[3]["cls"] == 3
 
 

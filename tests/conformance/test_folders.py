@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 import penstock as ps
-from penstock import folderindex
 from penstock.errors import Changed, ConfigError, Corrupt, DecodeFailed, LimitExceeded, Missing, SchemaMismatch, Unsafe
+from penstock.formats.folder import listing
 from penstock.testing import check_store
 
 SIZE = (18, 23)
@@ -187,7 +187,7 @@ def test_the_list_is_saved(photos: Path, tmp_path: Path, monkeypatch: pytest.Mon
     index = tmp_path / "index"
     first = ps.open(photos, index_dir=index)
     with monkeypatch.context() as patch:
-        patch.setattr(folderindex, "_Walk", lambda *_: pytest.fail("listed again"))
+        patch.setattr(listing, "_Walk", lambda *_: pytest.fail("listed again"))
         second = ps.open(photos, index_dir=index)
         assert list(second.keys) == list(first.keys)
         assert second.fingerprint == first.fingerprint
@@ -251,14 +251,14 @@ def test_what_is_no_folder_of_pictures(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("a")
     for name in ("empty", "text"):
-        with pytest.raises(ConfigError, match=r"is a folder, and of no format.*a folder with pictures in it"):
+        with pytest.raises(ConfigError, match=r"is a folder of no known format.*a folder with pictures in it"):
             ps.open(tmp_path / name)
 
 
 def test_a_picture_beside_other_data_is_no_dataset(tmp_path: Path) -> None:
     save(tmp_path / "figure.png", 1)
     (tmp_path / "betas_session01.hdf5").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"is a folder, and of no format.*Name the files in it, .*hdf5' \(1\)$"):
+    with pytest.raises(ConfigError, match=r"is a folder of no known format.*Name the files in it, .*hdf5' \(1\)$"):
         ps.open(tmp_path)
 
 

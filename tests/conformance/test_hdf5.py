@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.formats.h5py_store import H5pyStore
-from penstock.store import ExtentStore
+from penstock.dataset.extent_store import ExtentStore
+from penstock.formats.hdf5.fallback import H5pyStore
 from penstock.testing import check_store
 
 DIRECT: dict[str, dict[str, Any]] = {
@@ -114,7 +114,7 @@ def test_without_the_libraries_of_hdf5plugin(tmp_path: Path, dtype: str, monkeyp
     write(path, made((6, 5, 7), "<i2"), LAYOUTS["gzip + shuffle"])
     write(path, made((6, 5, 7), "<i2"), LAYOUTS["bitshuffle + lz4"], "bits")
     expected = through_h5py(path).astype(dtype)
-    monkeypatch.setattr("penstock.codecs._functions", lambda library, names: {})
+    monkeypatch.setattr("penstock.read.codecs._functions", lambda library, names: {})
     ds = ps.open(path)
     check_store(lambda: ds.cast("betas", dtype).cast("bits", dtype).delivered, {"betas": expected, "bits": expected})
     assert "h5py" in next(each.how for each in ps.inspect(ds).paths if each.field == "bits")

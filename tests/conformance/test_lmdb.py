@@ -15,9 +15,9 @@ from PIL import Image
 
 import lmdb
 import penstock as ps
-from penstock import lmdbwalk
-from penstock.fileio import Files
-from penstock.handles import identify
+from penstock.files.files import Files
+from penstock.files.handles import identify
+from penstock.formats.lmdb import pages as lmdbwalk
 from penstock.testing import check_store
 
 SAMPLES = 12

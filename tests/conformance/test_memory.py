@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from penstock.formats.memory import MemoryStore
+from penstock.dataset.memory import MemoryStore
 from penstock.testing import check_store
 
 

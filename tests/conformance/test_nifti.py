@@ -135,5 +135,51 @@ def test_other_gzip_files_are_no_images(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"text" * 500))
     (tmp_path / "b.gz").write_bytes(zlib.compress(b"text" * 500))
     for name in ("a.gz", "b.gz"):
-        with pytest.raises(ps.errors.ConfigError, match="not a format known here"):
+        with pytest.raises(ps.errors.ConfigError, match="of no known format"):
             ps.open(tmp_path / name)
+
+
+@pytest.mark.parametrize(("version", "at"), [(1, 344), (2, 4)])
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_a_header_without_its_sign_is_not_believed(tmp_path: Path, suffix: str, version: int, at: int) -> None:
+    """Analyze files have the same size of header and other fields in it; and so has a header of which a part moved."""
+    write(tmp_path / "a.nii", (5, 4, 3, 6), "i2", version=version)
+    data = bytearray((tmp_path / "a.nii").read_bytes())
+    data[at : at + 3] = b"n+3"
+    path = tmp_path / f"bold{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix == ".nii.gz" else data)
+    with pytest.raises(ps.errors.Corrupt, match=r"bold.*n\+3" if version == 1 else "bold.*not a whole NIfTI header"):
+        ps.open(path)
+
+
+@pytest.mark.parametrize(("at", "value", "told"), [(108, 200, "data at 200.0"), (116, np.nan, "adds nan")])
+def test_a_header_that_nibabel_refuses(tmp_path: Path, at: int, value: float, told: str) -> None:
+    path = tmp_path / "bold.nii"
+    write(path, (5, 4, 3, 6), "i2", scaled=True)
+    data = bytearray(path.read_bytes())
+    data[at : at + 4] = np.float32(value).tobytes()
+    path.write_bytes(data)
+    with pytest.raises(nibabel.spatialimages.HeaderDataError):
+        np.asanyarray(nibabel.load(path).dataobj)
+    with pytest.raises(ps.errors.Corrupt, match=told):
+        ps.open(path)
+
+
+@pytest.mark.parametrize("damage", ["checksum", "values", "cut"])
+def test_no_row_of_a_damaged_gzip_file_comes(tmp_path: Path, damage: str) -> None:
+    """The checksum at its end is that of every row, also of the first, and where bad rows are left out."""
+    path = tmp_path / "bold.nii.gz"
+    write(tmp_path / "a.nii", (5, 4, 3, 6), "i2")
+    data = bytearray(gzip.compress((tmp_path / "a.nii").read_bytes(), 0))
+    if damage == "checksum":
+        data[-8] ^= 1
+    elif damage == "values":
+        data[-300] ^= 1
+    path.write_bytes(data[:-200] if damage == "cut" else data)
+    with pytest.raises((ps.errors.Corrupt, ps.errors.Truncated), match="bold"):
+        ps.open(path)[0]
+    ds = ps.open(path)
+    with ps.Loader(ds, batch_size=2, memory="32MiB", on_error="skip", output="numpy") as loader:
+        assert list(loader) == []
+        assert loader.stats().left_out_samples == len(ds)
+        assert loader.stats().unverified == 0

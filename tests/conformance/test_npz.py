@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.formats.held import HeldStore
-from penstock.store import ExtentStore
+from penstock.dataset.extent_store import ExtentStore
+from penstock.dataset.memory import HeldStore
 from penstock.testing import check_store
 
 
@@ -57,7 +57,7 @@ def test_python_objects_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_held_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.formats.held.MOST_BYTES", 100)
+    monkeypatch.setattr("penstock.dataset.memory.MOST_BYTES", 100)
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((50, 3)))
     with pytest.raises(ps.errors.LimitExceeded, match=r"Save it by np\.savez"):
         ps.open(tmp_path / "a.npz")

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
+from penstock.dataset.memory import HeldStore
 from penstock.errors import Corrupt
-from penstock.formats import tables
-from penstock.formats.held import HeldStore
+from penstock.formats import parquet
 from penstock.testing import check_store
 
 
@@ -49,12 +49,13 @@ def write(path: Path, whole: pa.Table, rows_a_part: int) -> None:
             writer.write_table(whole, max_chunksize=rows_a_part)
 
 
+@pytest.mark.filterwarnings("ignore::penstock.FieldsLeftOut")
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("rows_a_part", [5, 100])
 @pytest.mark.parametrize("name", ["a.parquet", "plain.arrow", "packed.feather"])
 def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows_a_part: int, held: bool) -> None:
     if not held:
-        monkeypatch.setattr(tables, "HELD_BYTES", 0)
+        monkeypatch.setattr(parquet, "HELD_BYTES", 0)
     write(tmp_path / name, table(), rows_a_part)
     store = ps.open(tmp_path / name).store
     assert isinstance(store, HeldStore) == held
@@ -95,7 +96,7 @@ def test_nulls_are_no_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.parquet", "plain.arrow", "packed.feather"])
 def test_damaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(tables, "HELD_BYTES", 0)
+    monkeypatch.setattr(parquet, "HELD_BYTES", 0)
     path = tmp_path / name
     write(path, table(500), 100)
     data = path.read_bytes()
@@ -111,7 +112,32 @@ def test_a_part_that_holds_fewer_rows_than_it_declares(
 ) -> None:
     """As damage to a page's header makes it: Arrow itself does not mind."""
     pq.write_table(pa.table({"x": np.arange(size)}), tmp_path / "a.parquet", row_group_size=size)
-    part = tables.Parquet.part
-    monkeypatch.setattr(tables.Parquet, "part", lambda self, number, names: part(self, number, names).slice(0, kept))
-    with pytest.raises(Corrupt, match=rf"a\.parquet: rows 0 to .*column 'x': {kept} values are there, {size:,} were"):
+    part, cut = parquet.Parquet.part, lambda self, number, names: part(self, number, names).slice(0, kept)
+    monkeypatch.setattr(parquet.Parquet, "part", cut)
+    monkeypatch.setattr(parquet.Parquet, "pieces", lambda self, name, rows: [cut(self, 0, [name])])  # of a small table
+    with pytest.raises(Corrupt, match=rf"a\.parquet: rows 0 .*'x': {size:,} values were declared, but {kept}"):
         ps.open(tmp_path / "a.parquet")[:]
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "a.parquet"])
+def test_any_byte_that_is_zero_gives_an_error_or_what_arrow_holds_for_valid(tmp_path: Path, name: str) -> None:
+    """Types that Arrow does not read, buffers shorter than the values that they are said to hold, and the rest."""
+    path, values = tmp_path / name, np.arange(1, 9, dtype=np.int32)
+    table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(values), 2)})
+    if name == "a.parquet":
+        pq.write_table(table, path, compression="none", store_schema=False, write_statistics=False)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    data, refused = path.read_bytes(), 0
+    for at in np.flatnonzero(np.frombuffer(data, np.uint8)).tolist():
+        path.write_bytes(data[:at] + b"\0" + data[at + 1 :])
+        try:
+            got = ps.open(path, index_dir=False)[:]
+        except ps.errors.PenstockError:
+            refused += 1
+            continue
+        read = pq.read_table(path) if name == "a.parquet" else pa.ipc.open_file(path).read_all()
+        read.validate(full=True)
+        assert np.array_equal(next(iter(got.values())).tolist(), read.column(0).to_pylist()), at
+    assert refused > 50

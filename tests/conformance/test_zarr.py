@@ -17,8 +17,8 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Transpos
 from zarr.storage import ZipStore
 
 import penstock as ps
-from penstock.formats.zarr_store import ZarrStore
-from penstock.store import ExtentStore
+from penstock.dataset.extent_store import ExtentStore
+from penstock.formats.zarr.fallback import ZarrStore
 from penstock.testing import check_store
 
 DIRECT: dict[str, dict[str, Any]] = {
@@ -163,7 +163,7 @@ def write_group(store: Any, version: int = 3) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("consolidated", [False, True])
-@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part:zarr.errors.ZarrUserWarning")
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part:UserWarning")
 def test_groups(tmp_path: Path, version: int, consolidated: bool) -> None:
     path = tmp_path / "all.zarr"
     zarr.create_group(path, zarr_format=version)
@@ -336,11 +336,11 @@ def test_the_fingerprint_is_of_the_data_and_not_of_the_place(tmp_path: Path) -> 
     assert one == moved != other
 
 
-def test_small_shard_indices_can_be_dropped_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_shard_indices_can_be_dropped_and_read_again(tmp_path: Path, read_policy: Any) -> None:
     path = tmp_path / "a.zarr"
     values = made((12, 40), "<i2")
     write(path, values, {"chunks": (1, 10), "shards": (2, 40)})
-    monkeypatch.setattr("penstock.chunkfiles.KEPT_BYTES", 2 * 16 * 8)
+    read_policy(kept_shard_index_bytes=2 * 16 * 8)
     store = ps.open(path).store
     assert store.index_bytes == 2 * 16 * 8
     check_store(lambda: ps.open(path).store, {"data": values})

@@ -353,7 +353,6 @@ ARGUMENTS = [
     ({"columns": ("betas", "nope")}, ConfigError, "'nope'"),
     ({"columns": "betas"}, ConfigError, "columns='betas'"),
     ({"columns": ()}, ConfigError, "columns=()"),
-    ({"columns": ("__index__",)}, ConfigError, "columns=('__index__',)"),
     ({"device": "nowhere"}, ConfigError, "device='nowhere'"),
     pytest.param({"device": "cuda"}, ConfigError, "device='cuda'", marks=NO_CUDA),
     pytest.param({"device": "cuda:7"}, ConfigError, "device='cuda:7'", marks=NO_CUDA),

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import lmdb
 import penstock as ps
-from penstock import lmdbwalk
 from penstock.errors import (
     Changed,
     ConfigError,
@@ -27,8 +26,9 @@ from penstock.errors import (
     Truncated,
     Unsafe,
 )
-from penstock.fileio import Files
-from penstock.handles import identify
+from penstock.files.files import Files
+from penstock.files.handles import identify
+from penstock.formats.lmdb import pages as lmdbwalk
 
 SAMPLES = 20
 PAGE = 4096
@@ -150,7 +150,7 @@ def test_no_damage_gives_anything_but_our_errors(small: Path, at: int, bits: int
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_pickles_are_refused(tmp_path: Path, protocol: int) -> None:
     items = [(b"%d" % n, pickle.dumps({"x": n}, protocol)) for n in range(5)]
-    with pytest.raises(Unsafe, match=r"0 at offset [0-9,]+: a pickled Python object .*runs what the file says"):
+    with pytest.raises(Unsafe, match=r"0 at offset [0-9,]+: a pickled Python object .*runs code from the file"):
         opened(write(tmp_path / "a.lmdb", items))
 
 

@@ -174,14 +174,14 @@ def test_metadata_that_are_none(tmp_path: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"shape": "x"}, "is no shape"),
-        ({"shape": [12, -1]}, "is no shape"),
+        ({"shape": "x"}, "is not a shape"),
+        ({"shape": [12, -1]}, "is not a shape"),
         ({"shape": [12]}, "in an array of shape"),
         ({"codecs": []}, ""),
         ({"codecs": 5}, "not the metadata"),
         ({"fill_value": "much"}, ""),
         ({"fill_value": 2**70}, "not the metadata"),
-        ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 40]}}}, "is no shape"),
+        ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 40]}}}, "is not a shape"),
         ({"chunk_key_encoding": {"name": "default", "configuration": {"separator": "../"}}}, "separator"),
         ({"data_type": "string"}, "expected numbers"),
         ({"data_type": {"name": "numpy.datetime64"}}, "expected numbers"),
@@ -230,7 +230,7 @@ def test_groups_in_a_ring(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "a.zarr", zarr_format=2)
     zarr.create_group(tmp_path / "a.zarr", path="b", zarr_format=2)
     (tmp_path / "a.zarr/b/again").symlink_to(tmp_path / "a.zarr", target_is_directory=True)
-    with pytest.raises(Corrupt, match="links in a ring"):
+    with pytest.raises(Missing, match="no Zarr array in it"):
         ps.open(tmp_path / "a.zarr")
 
 
@@ -251,7 +251,7 @@ def test_arrays_of_other_lengths_and_names(tmp_path: Path) -> None:
     zarr.create_array(path, name="y", data=np.zeros(5))
     with pytest.raises(SchemaMismatch, match=r"x has 4, y has 5.*fields="):
         ps.open(path)
-    with pytest.raises(SchemaMismatch, match="fields asked for differ"):
+    with pytest.raises(SchemaMismatch, match="the fields differ"):
         ps.open(path, fields=["x", "y"])
     with pytest.raises(Missing, match="no array 'z'; it has 'x', 'y'"):
         ps.open(path, fields=["z"])
@@ -298,7 +298,7 @@ def test_folders_and_files_of_nothing_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"folder: is a folder.*tried: hdf5 .*zarr \(.*Name the files in it"):
         ps.open(tmp_path / "folder")
     (tmp_path / "a.bin").write_bytes(bytes(600))
-    with pytest.raises(ConfigError, match=r"not a format known here.*Tried, and expected one of: hdf5 .*parquet"):
+    with pytest.raises(ConfigError, match=r"of no known format.*Expected one of: hdf5 .*parquet"):
         ps.open(tmp_path / "a.bin")
     (tmp_path / "broken.zarr").mkdir()
     with pytest.raises(Missing, match=r"broken\.zarr: no Zarr array in it"):
@@ -317,7 +317,7 @@ def test_content_is_believed_before_the_name(tmp_path: Path) -> None:
 def test_a_zip_archive_of_other_things(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("note.txt", "x")
-    with pytest.raises(ConfigError, match=r"a\.zip: not a format known here"):
+    with pytest.raises(ConfigError, match=r"a\.zip: of no known format"):
         ps.open(tmp_path / "a.zip")
     (tmp_path / "cut.zip").write_bytes((tmp_path / "a.zip").read_bytes()[:40])
     with pytest.raises(Truncated, match=r"cut\.zip: not a whole zip archive"):

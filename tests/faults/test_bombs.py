@@ -18,7 +18,7 @@ import zstandard
 import penstock as ps
 import penstock.webdataset as wds
 from penstock.errors import BudgetExceeded, LimitExceeded, Missing
-from penstock.measure import MemoryWatch
+from penstock.testing.measure import MemoryWatch
 
 MIB = 2**20
 MPX = {169: 13_000, 400: 20_000}

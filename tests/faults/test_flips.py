@@ -19,8 +19,8 @@ from PIL import Image
 import lmdb
 import penstock as ps
 import tiledb
+from penstock.base.sizes import MiB
 from penstock.errors import Corrupt, DataError
-from penstock.sizes import MiB
 from penstock.webdataset import TarWriter
 
 # Its own writing, below, would put a warning into os.fork for the rest of this process.

@@ -54,7 +54,7 @@ def test_pipes_sockets_and_devices_are_not_opened(photos):
     with socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(photos / "bee" / "s.png"))
         assert seen(ps.open(photos)) == list(range(6))
-    with pytest.raises(ConfigError, match=r"pipe\.png: is neither a file nor a folder"):
+    with pytest.raises(ConfigError, match=r"pipe\.png: expected a file or a folder"):
         ps.open(photos / "ant" / "pipe.png")
 
 

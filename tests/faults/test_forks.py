@@ -162,7 +162,7 @@ def test_other_ways_to_start_a_process(tmp_path, apart, method):
 
 
 TWO_LOADERS = """
-import os, signal, sys
+import os, signal, sys, warnings
 import numpy as np
 import penstock as ps
 from penstock.errors import ConfigError
@@ -171,6 +171,7 @@ ds = ps.open(sys.argv[1])
 loader = ps.MultiLoader({"a": ds, "b": ds}, mode="together", batch_size=4, memory="64MiB", threads=2, output="numpy")
 iterator = iter(loader)
 next(iterator)
+warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # to fork beside threads is what is tried here
 if os.fork() == 0:
     signal.alarm(30)
     try:

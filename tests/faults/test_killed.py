@@ -81,7 +81,10 @@ def wait_for(condition, seconds):
 
 
 @pytest.mark.case(25)
-@pytest.mark.parametrize(("method", "after"), [("fork", 1), ("fork", 17), ("spawn", 5)])
+@pytest.mark.parametrize(
+    ("method", "after"),
+    [("fork", 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("fork", 17), ("spawn", 5)))],
+)
 def test_a_worker_of_torch_is_killed(data, start, end_of, method, after):
     child = start(WORKERS, data, method, after)
     pids = json.loads(child.stdout.readline())
@@ -100,7 +103,10 @@ def test_a_worker_of_torch_is_killed(data, start, end_of, method, after):
 
 
 @pytest.mark.case(30)
-@pytest.mark.parametrize(("method", "busy"), [("fork", True), ("fork", False), ("spawn", True)])
+@pytest.mark.parametrize(
+    ("method", "busy"),
+    [("fork", True), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("fork", False), ("spawn", True)))],
+)
 def test_the_main_process_is_killed_and_its_workers_end(data, start, method, busy):
     child = start(WORKERS, data, method, 10_000 if busy else -1)
     pids = json.loads(child.stdout.readline())

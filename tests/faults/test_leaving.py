@@ -9,7 +9,7 @@ BEGIN = """
 import gc, os, sys, threading, time
 import numpy as np
 import penstock as ps
-from penstock.machine import children
+from penstock.base.machine import children
 
 def count():
     gc.collect()
@@ -115,6 +115,68 @@ def test_the_program_ends_with(data, apart, body, tmp_path):
     assert list(temporary.iterdir()) == []
 
 
+# A module that was imported before penstock and is still held is emptied after penstock's own modules are.
+HELD_TO_THE_END = """
+import json, sys
+{body}
+json.held = held
+sys.held = list(sys.modules.values())
+"""
+
+HELD = {
+    "a dataset": "held = ps.open(sys.argv[1]); held[0]",
+    "a dataset's mapping": "held = ps.open(sys.argv[1]); held[0:40]",
+    "an iteration": "held = iter(ps.Loader(ps.open(sys.argv[1]), **options)); next(held)",
+    "several datasets": "a = ps.open(sys.argv[1])\nheld = iter(ps.MultiLoader({'a': a}, mode='together', **options))",
+    "shards": "held = iter(wds.WebDataset('a.tar')); next(held)",
+    "shuffled shards": "held = iter(wds.WebDataset('a.tar').shuffle(50).decode().batched(3)); next(held)",
+    "shards of an epoch": "held = iter(wds.WebDataset('a.tar').with_epoch(50)); next(held)",
+}
+SHARDS = """
+from penstock import webdataset as wds
+with wds.TarWriter("a.tar") as to:
+    for row in range(99):
+        to.write({"__key__": f"{row:04}", "cls": row})
+"""
+
+
+@pytest.mark.case(31)
+@pytest.mark.parametrize("body", HELD.values(), ids=HELD.keys())
+def test_the_program_ends_in_silence_with(data, apart, body):
+    before = BEGIN + (SHARDS if "wds" in body else "")
+    ended = apart(before + HELD_TO_THE_END.format(body=body), data)
+    assert (ended.code, ended.out, ended.err, ended.left) == (0, "", "", ())
+
+
+AT_THE_END = """
+import builtins
+
+class Last:
+    def __init__(self):
+        self.loader = ps.Loader(ps.open(sys.argv[1]), **options)
+        self.iterator = iter(self.loader)
+        next(self.iterator)
+
+    def __del__(self, os=os):
+        for batches in (self.iterator, self.loader):
+            try:
+                for batch in batches:
+                    pass
+                os.write(1, b"nothing was said\\n")
+            except BaseException as error:
+                os.write(1, f"{type(error).__name__}\\n".encode())
+
+builtins.last = Last()
+"""
+
+
+@pytest.mark.case(31)
+def test_a_loop_at_the_very_end_is_refused(data, apart):
+    """Its threads would never run: neither a hang, nor an epoch that is over early."""
+    ended = apart(BEGIN + AT_THE_END, data, deadline=20)
+    assert (ended.code, ended.out, ended.left) == (0, "WorkerDied\nUnavailable\n", ())
+
+
 @pytest.mark.case(31)
 def test_an_exception_in_the_body_is_the_one_that_is_seen(data, apart):
     ended = apart(BEGIN + "for batch in ps.Loader(ps.open(sys.argv[1]), **options):\n    1 / 0\n", data)
@@ -146,6 +208,7 @@ print(len(threading.enumerate()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.case(31)
 def test_the_next_epoch_does_not_wait_for_ever_for_a_read_of_the_last(data, apart):
     ended = apart(BEGIN + GOES_ON, data, deadline=60)

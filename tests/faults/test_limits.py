@@ -150,3 +150,51 @@ def test_little_shared_memory(tmp_path, apart, body, said):
         pytest.skip("needs the right to mount in a namespace of its own")
     assert (ended.code, ended.out) == (0, said), ended.err
     assert ended.left == ()
+
+
+NO_DESCRIPTORS = """
+import os, resource, sys
+import imagecodecs, pyarrow.parquet, tiledb
+import penstock as ps
+from penstock.errors import PenstockError
+
+ps.open, ps.Loader, ps.Dataset
+pictures = ps.open(sys.argv[1] + "/pictures", index_dir=False)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+told = []
+for name in ("a.tiledb", "a.parquet", "a.arrow"):
+    try:
+        ps.open(f"{sys.argv[1]}/{name}", index_dir=False)[0]
+    except PenstockError as error:
+        told.append(type(error).__name__)
+try:
+    pictures[0]  # its file is open since the folder was opened, its decoder is not loaded
+except PenstockError as error:
+    told += [type(error).__name__, "imagecodecs" in str(error)]
+while held:
+    os.close(held.pop())
+print(*told)
+"""
+
+
+@pytest.mark.case(28)
+def test_libraries_that_can_open_nothing(apart, every_format):
+    ended = apart(NO_DESCRIPTORS, every_format, deadline=60)
+    assert ended.code == 0, ended.err
+    assert ended.out.split() == [*["Unavailable"] * 4, "True"]
+
+
+def test_a_path_that_tiledb_cannot_have(tmp_path):
+    import penstock as ps
+    from penstock.errors import ConfigError
+
+    folder = tmp_path / "a\udcff.tiledb"
+    (folder / "__schema").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="UTF-8"):
+        ps.open(folder, index_dir=False)

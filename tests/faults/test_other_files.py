@@ -75,7 +75,7 @@ def test_a_link_to_a_pipe_does_not_wait(opened: Path, secret: Path) -> None:
         ps.open(linked(opened / "a.h5", h5py.ExternalLink(str(secret / "pipe"), "data")), fields=["data"])
     os.mkfifo(opened / "pipe")
     for path in (stored_in(opened / "b.h5", "pipe"), made_of(opened / "c.h5", "pipe")):
-        with pytest.raises(Unsafe, match="pipe, which is no plain file"):
+        with pytest.raises(Unsafe, match="pipe, which is not a regular file"):
             ps.open(path)
 
 

@@ -143,7 +143,15 @@ class Trap(dict):
         raise AssertionError
 
 
+class Mute:
+    """It cannot even be printed."""
+
+    def __repr__(self):
+        raise RuntimeError
+
+
 WRONG = [None, True, -1, 2.0, 1.5, float("nan"), "1", "", [], [1], {}, {"a": 1}, Trap(), 10**9, b"1"]
+WRONG += [10**18, 10**400, 10**5000, -(10**5000), [10**5000], np.arange(3), np.int64(1), Mute()]
 
 
 @pytest.mark.case(37)
@@ -154,10 +162,16 @@ def test_states_that_are_none(folder, several):
     options = {"batch_size": 4, "memory": "64MiB", "output": "numpy"}
     made = ps.MultiLoader({"a": ds, "b": ds}, mode="together", **options) if several else ps.Loader(ds, **options)
     good = json.loads(json.dumps(made.state_dict()))
-    bad = [*WRONG, {"version": 2, **{k: v for k, v in good.items() if k != "version"}}, good | {"more": 1}]
+    bad = [
+        *WRONG,
+        good | {1: 2, "more": 3, None: 4},
+        good | {10**5000: 1},
+        {"version": 2, **{k: v for k, v in good.items() if k != "version"}},
+        good | {"more": 1},
+    ]
     for name in good:
         bad.append({key: value for key, value in good.items() if key != name})
-        bad += [good | {name: wrong} for wrong in WRONG if name != "epoch" or wrong != 10**9]
+        bad += [good | {name: wrong} for wrong in WRONG if name != "epoch" or type(wrong) is not int or wrong != 10**9]
     if several:
         for name in ("of", "samples"):
             for dataset in ("a", "b"):

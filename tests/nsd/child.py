@@ -1,6 +1,6 @@
 """Prepares a subject, or trains from it, in a process of its own, and prints what that held, sampled every 5 ms.
 
-python child.py '{"root": …, "what": "prepare" | "loader", "memory": …, "copies": …, "options": {…}}'
+python child.py '{"root": …, "what": "prepare" | "loader" | "subject", "memory": …, "copies": …, "options": {…}}'
 """
 
 import json
@@ -12,9 +12,10 @@ import pandas  # noqa: F401
 import scipy.io  # noqa: F401
 import torch
 
+from penstock.base.sizes import parse_size
 from penstock.errors import BudgetExceeded
-from penstock.measure import MemoryWatch
 from penstock.nsd import NSD
+from penstock.testing.measure import MemoryWatch
 
 
 def smallest(ds) -> int:
@@ -25,6 +26,18 @@ def smallest(ds) -> int:
     raise AssertionError("a budget of one byte was accepted")
 
 
+def whole_subject(job: dict) -> None:
+    """One epoch of voxels alone, opening included."""
+    rows = 0
+    with MemoryWatch() as watch:
+        ds = NSD(job["root"], prepared=job["copies"]).dataset(("voxels",), **job["options"])
+        with ds.loader(128, shuffle=True, memory=job["memory"], drop_last=True) as loader:
+            for (voxels,) in loader:
+                rows += len(voxels)
+    limit = parse_size(job["memory"], argument="memory")
+    print(json.dumps({"peak": watch.peak_bytes, "samples": watch.samples, "limit": limit, "rows": rows}))
+
+
 def main(job: dict) -> None:
     torch.zeros(1000).sum()
     nsd = NSD(job["root"], prepared=job["copies"])
@@ -33,6 +46,9 @@ def main(job: dict) -> None:
         with MemoryWatch() as watch:
             nsd.prepare(None, memory=job["memory"])
         print(json.dumps({"peak": watch.peak_bytes, "samples": watch.samples}))
+        return
+    if job["what"] == "subject":
+        whole_subject(job)
         return
     ds = nsd.dataset(("voxels", "coco"), **job["options"])
     limit = smallest(ds)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import Missing
 from penstock.nsd import NSD, Pictures
-from penstock.remote import RemoteOptions
+from penstock.remote.ranges import RemoteOptions
 
 
 @pytest.fixture(scope="module")

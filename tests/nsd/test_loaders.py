@@ -39,7 +39,9 @@ def by_id(batches):
 
 
 def loaders(root, **options):
-    return get_dataloaders(**{"batch_size": 5, "root": root, "to_tuple": TUPLE, "memory": "200MiB", **options})
+    return get_dataloaders(
+        **{"batch_size": 5, "root": root, "to_tuple": TUPLE, "memory": "200MiB", "image_size": None, **options}
+    )
 
 
 @pytest.mark.parametrize("subject", [1, 2])
@@ -155,10 +157,11 @@ def test_refusals(both, options, error, told):
         loaders(**{"root": both, **options})
 
 
-def test_voxel_major_sessions_are_prepared_first(roots):
-    with pytest.raises(ConfigError, match=r"nsd\.prepare\(roi='nsdgeneral'\)"):
-        loaders(roots["voxel-major"])
-    assert loaders(roots["prepared"])[2:] == (20, 4)
+def test_prepared_and_voxel_major_sessions_give_the_same(roots):
+    one, other = (by_id(loaders(roots[layout])[0]) for layout in ("voxel-major", "prepared"))
+    assert one.keys() == other.keys()
+    for coco, columns in one.items():
+        assert all(torch.equal(a, b) for a, b in zip(columns, other[coco], strict=True))
 
 
 # MindEye2's files.

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.base.sizes import MiB
 from penstock.nsd import synthesize
 from penstock.nsd.synthetic import Scale
-from penstock.sizes import MiB
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
+]
 
 SCALE = Scale((30, 40, 34), 750, 2, {1: 2}, shared=50, picture=8, region_voxels=9000)  # 61 MB a session
 
@@ -23,9 +26,11 @@ def subject(tmp_path_factory):
     return root
 
 
-def measured(**job):
+def measured(timeout=100, **job):
     child = Path(__file__).with_name("child.py")
-    done = subprocess.run([sys.executable, str(child), json.dumps(job)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, str(child), json.dumps(job)], capture_output=True, text=True, timeout=timeout
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -34,6 +39,19 @@ def test_preparing_holds_what_it_was_given(subject, tmp_path):
     found = measured(root=str(subject), copies=str(tmp_path), what="prepare", memory="56MiB")
     assert found["samples"] > 5
     assert found["peak"] <= 56 * MiB, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["320MiB", "256MiB"])
+def test_a_whole_subject_stays_inside_its_budget(tmp_path_factory, tmp_path, memory):
+    """Voxels alone of 40 sessions at their true size, 26,880 samples; the files are holes, which take no room."""
+    root = tmp_path_factory.getbasetemp() / "full"
+    if not root.exists():
+        synthesize(root, "full", written="nothing", stimuli=False)
+    options = {"dtype": "float16", "split": "mindeye2/train"}
+    found = measured(root=str(root), copies=str(tmp_path), what="subject", memory=memory, options=options, timeout=1500)
+    assert found["rows"] == 26_880
+    assert found["peak"] <= found["limit"], found
 
 
 @pytest.mark.parametrize("options", [{"zscore": "session"}, {"dtype": "float16"}], ids=str)

@@ -12,9 +12,9 @@ from PIL import Image
 
 import penstock as ps
 from penstock.errors import BudgetExceeded, ConfigError, Missing
-from penstock.nsd import NSD, Pictures, subjects, text
+from penstock.nsd import NSD, Pictures, subjects, synthesize, text
 from penstock.nsd.behaviour import COLUMNS
-from penstock.nsd.synthetic import SCALES, pictures
+from penstock.nsd.synthetic import SCALES, Scale, pictures
 from penstock.testing import check_resume
 
 TINY = SCALES["tiny"]
@@ -72,12 +72,25 @@ def test_size_and_dtype_are_declared(nsd, dtype):
 
 def test_memory_is_set_aside_for_what_opening_took(nsd):
     ds = nsd.dataset(("image",))
-    for memory, aside in ((64 << 20, 4 << 20), (4 << 30, 32 << 20)):
+    for memory in (64 << 20, 4 << 30):
         plan = ds.loader(10, memory=memory).plan
-        assert (plan.limit_bytes, plan.holders["opening"]) == (memory, aside)
+        assert (plan.limit_bytes, plan.holders["opening"]) == (memory, ds.opening_bytes)
         assert plan.planned_bytes <= memory
-    smallest = plan.smallest_bytes
-    assert "opening" not in ds.loader(10, memory=smallest).plan.holders, "unless all of it is needed"
+    assert ds.loader(10, memory=plan.smallest_bytes).plan.planned_bytes <= plan.smallest_bytes
+    with pytest.raises(BudgetExceeded, match="set aside for the trial table"):
+        ds.loader(10, memory=plan.smallest_bytes - 1)
+
+
+def test_fewer_sessions_are_mixed_where_memory_does_not_allow_four(tmp_path):
+    synthesize(tmp_path, Scale((30, 40, 34), 60, 6, {1: 6}, shared=9, picture=9, region_voxels=9000), stimuli=False)
+    ds = NSD(tmp_path).dataset(("voxels", "trial"))
+    ample = ds.loader(8, shuffle=True, memory="256MiB")
+    assert ample.plan.window_rows >= 240
+    with pytest.raises(BudgetExceeded):
+        ds.loader(8, shuffle=True, window=ample.plan.window_rows, memory=ample.plan.smallest_bytes - (4 << 20))
+    with ds.loader(8, shuffle=True, memory=ample.plan.smallest_bytes - (4 << 20)) as less:
+        assert less.plan.window_rows < ample.plan.window_rows
+        assert sorted(int(t) for _, trial in less for t in trial) == list(range(360))
 
 
 @pytest.mark.parametrize("name", ["{}.png", "shared0001_nsd{:05d}.png"])
@@ -182,10 +195,20 @@ def test_one_of_each_picture_an_epoch(fewer):
         assert {int(c): int(t) for coco, trial in loader for c, t in zip(coco, trial, strict=True)} == epochs[0]
 
 
-def test_repetitions_of_sessions_by_voxel_need_a_copy(roots):
-    for kind in ("mean", "stack", "random"):
-        with pytest.raises(ConfigError, match=r"nsd\.prepare\(roi='nsdgeneral'\)"):
-            NSD(roots["voxel-major"]).dataset(reps=kind)
+@pytest.mark.parametrize("layout", ["voxel-major", "nifti", "rechunked"])
+@pytest.mark.parametrize("kind", ["mean", "stack", "random"])
+def test_repetitions_straight_from_sessions_that_are_read_whole(roots, layout, kind):
+    """The same as from copies by trial, each session read once."""
+    options = {"columns": ("voxels", "coco", "trial"), "reps": kind, "zscore": "session", "split": "shared1000/train"}
+    batches = []
+    for root in (roots[layout], roots["prepared"]):
+        ds = NSD(root, 2).dataset(**options)
+        with ds.loader(5, shuffle=True, seed=3, memory="64MiB") as loader:
+            found = [[column.numpy().copy() for column in batch] for batch in loader]
+        order = np.argsort(np.concatenate([batch[2] for batch in found]))
+        batches.append([np.concatenate(columns)[order] for columns in zip(*found, strict=True)])
+    for ours, theirs in zip(*batches, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 # Neighbours.
@@ -278,7 +301,7 @@ def test_seeds_draw_other_pictures(nsd):
 
 def test_published_numbers_of_splits():
     """On the design at its true size: 27,000 and 3,000 trials, 8,859 and 982 pictures in the first 37 sessions."""
-    from penstock.nsd.outside import needed
+    from penstock.nsd.libraries import needed
     from penstock.nsd.splits import choose
     from penstock.nsd.synthetic import Experiment
 
@@ -320,9 +343,9 @@ def test_filters(nsd):
         ({"split": [True]}, "one boolean for each of 72 trials"),
         ({"where": {"mood": 1}}, "no column 'mood'"),
         ({"where": {"iscorrect": 7}}, "no trial is left"),
-        ({"reps": "all"}, "single, mean, stack, random"),
+        ({"reps": "all"}, '"single", "mean", "stack" or "random"'),
         ({"context": (-1, 0)}, "how many trials before"),
-        ({"columns": ("coco",), "zscore": "session"}, "nothing to do it to"),
+        ({"columns": ("coco",), "zscore": "session"}, "nothing to normalize"),
         ({"images": Pictures(dtype="int16")}, "expected that, or a float"),
     ],
     ids=str,

@@ -118,7 +118,7 @@ def test_pictures_are_numbered(root):
 
 
 def test_holes_take_no_room(tmp_path):
-    scale = Scale((30, 40, 35), 24, 3, {1: 1}, region_voxels=100)
+    scale = Scale((14, 16, 15), 24, 3, {1: 1}, region_voxels=100)
     for written in ("brain", "region", "nothing"):
         synthesize(tmp_path / written, scale, written=written, stimuli=False)
     paths = {written: layout(tmp_path / written).session(1, ".hdf5") for written in ("brain", "region")}
@@ -184,9 +184,9 @@ def test_commands_from_nothing_to_copies(tmp_path, capsys):
     assert "3 sessions, 72 trials of 24 pictures; 12 trials shared" in shown
     assert "region nsdgeneral: 27 voxels" in shown
     assert main(["nsd", "prepare", root, "--whole-brain"]) == 0
-    assert "all there; datasets of these voxels use it" in capsys.readouterr().out
+    assert "complete; datasets of these voxels use it" in capsys.readouterr().out
     assert main(["nsd", "prepare", root, "--whole-brain"]) == 0
-    assert "was all there already" in capsys.readouterr().out
+    assert "was complete already" in capsys.readouterr().out
     assert main(["nsd", "prepare", root, "--roi", "V9"]) == 2
     assert "roi='V9': no such region. There are: nsdgeneral" in capsys.readouterr().err
     assert main(["nsd", "show", str(tmp_path)]) == 2

@@ -11,7 +11,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.memory import overflow_bytes, prepare, release
+from penstock.base.scratch import overflow_bytes, prepare, release
 
 patient = settings(deadline=None)  # a busy machine is no failure
 

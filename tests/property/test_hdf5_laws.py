@@ -4,7 +4,7 @@ import pickle
 import shutil
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock import chunkdecode, chunkread, codecs, memory, rangeread, wrap
-from penstock.formats import hdf5_layout, sliced
-from penstock.store import read_share
+from penstock.base import policy, scratch
+from penstock.base.policy import ReadPolicy
+from penstock.dataset import second_pass, sliced
+from penstock.formats.hdf5 import layout as hdf5_layout
+from penstock.read import convert
 
 # Always the same examples: a failure can be had again by running the test again.
 fixed = settings(
@@ -210,26 +212,25 @@ SMALL = st.sampled_from([1, 40, 300])
 def thresholds(draw):
     """One way of reading chunks or the other, in groups and pieces of any size."""
     in_groups = draw(st.booleans())
-    chosen: dict[tuple[Any, str], int] = {(chunkread, "GROUP_BELOW_BYTES"): 1 << 40 if in_groups else 0}
+    thresholds: dict[str, int] = {"group_chunks_below_bytes": 1 << 40 if in_groups else 0}
+    for name in (
+        *("group_bytes", "group_elements", "chunk_span_bytes", "chunk_gap_bytes", "scatter_rows_below_bytes"),
+        *("gather_bytes", "row_gap_bytes"),
+    ):
+        if draw(st.booleans()):
+            thresholds[name] = draw(SMALL)
+    if draw(st.booleans()):
+        thresholds["map_rows_below_bytes"] = 0
+    chosen: dict[tuple[Any, str], Any] = {(policy, "DEFAULT"): ReadPolicy(**thresholds)}
     for module, name in [
-        (chunkread, "GROUP_BYTES"),
-        (chunkread, "GROUP_ELEMENTS"),
-        (chunkread, "SPAN_BYTES"),
-        (chunkread, "GAP_BYTES"),
-        (chunkread, "SCATTER_BELOW_BYTES"),
-        (rangeread, "GATHER_BYTES"),
-        (rangeread, "GAP_BYTES"),
-        (wrap, "CONVERT_BYTES"),
+        (second_pass, "CONVERT_BYTES"),
         (sliced, "READ_BYTES"),
         (hdf5_layout, "TURNED_BYTES"),
     ]:
         if draw(st.booleans()):
             chosen[module, name] = draw(SMALL)
-    if draw(st.booleans()):
-        chosen[rangeread, "MAP_BELOW_BYTES"] = 0
     if not in_groups and draw(st.booleans()):  # groups are never larger than a block of elements
-        elements = draw(SMALL)
-        chosen.update({(module, "BLOCK_ELEMENTS"): elements for module in (codecs, chunkdecode, rangeread)})
+        chosen[convert, "BLOCK_ELEMENTS"] = draw(SMALL)
     return chosen
 
 
@@ -250,12 +251,12 @@ def wanted_rows(draw, count):
 @contextmanager
 def declared_scratch(store, rows):
     """A read of so many rows may borrow what the store declares for it, and no more."""
-    memory.prepare(store.scratch_bytes(rows))
+    scratch.prepare(store.scratch_bytes(rows))
     try:
         yield
-        overflow = memory.overflow_bytes()
+        overflow = scratch.overflow_bytes()
     finally:
-        memory.release()
+        scratch.release()
     assert overflow == 0, f"scratch_bytes({rows}) declares {store.scratch_bytes(rows):,}, {overflow:,} too few"
 
 
@@ -312,7 +313,7 @@ def test_shares_of_a_read_are_together_the_whole(folder, data, shares):
         out = np.ones((len(rows), *expected.shape[1:]), expected.dtype)
         for number in data.draw(st.permutations(range(shares))):
             with declared_scratch(ds.delivered, len(rows)):
-                read_share(ds.delivered, rows, np.arange(len(rows)), {NAME: out}, (number, shares))
+                ds.delivered.read(rows, np.arange(len(rows)), {NAME: out}, (number, shares))
         assert_same(out, expected[rows])
 
 
@@ -320,10 +321,12 @@ def test_shares_of_a_read_are_together_the_whole(folder, data, shares):
 @given(st.data())
 def test_both_ways_of_reading_chunks_agree(folder, data):
     file = data.draw(files(folder))
-    small = data.draw(thresholds())
-    ds, expected = composed(data.draw, file)
+    chosen = data.draw(thresholds())
     for below in (0, 1 << 40):
-        with reading_by({**small, (chunkread, "GROUP_BELOW_BYTES"): below}):
-            again = pickle.loads(pickle.dumps(ds))  # readers are chosen anew
+        with reading_by(
+            {**chosen, (policy, "DEFAULT"): replace(chosen[policy, "DEFAULT"], group_chunks_below_bytes=below)}
+        ):
+            ds, expected = composed(data.draw, file)
+            again = pickle.loads(pickle.dumps(ds))
             assert_same(again[:][NAME], expected)
             assert again.fingerprint == ds.fingerprint

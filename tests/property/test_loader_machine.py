@@ -23,7 +23,8 @@ class LoaderMachine(RuleBasedStateMachine):
         self.ds = ps.from_arrays(x=values)
         self.loader = self.make()
         self.iterator = None
-        self.epoch, self.position = -1, 0
+        self.epoch, self.position = 0, 0
+        self.next_epoch, self.next_position = 0, 0
         self.held: list[tuple[np.ndarray, np.ndarray]] = []
         self.saved: tuple[dict[str, object], int, int] | None = None
 
@@ -38,13 +39,20 @@ class LoaderMachine(RuleBasedStateMachine):
         return order.rows(self.epoch, self.position, min(self.position + self.batch_size, self.rows))
 
     @rule()
-    def start_an_epoch(self) -> None:
-        self.iterator = iter(self.loader)
-        self.epoch, self.position = self.epoch + 1, 0
+    def make_an_iterator(self) -> None:
+        self.iterator, self.is_begun = iter(self.loader), False
+
+    @rule()
+    def make_an_iterator_that_is_not_used(self) -> None:
+        iter(self.loader)
 
     @precondition(lambda self: self.iterator is not None)
     @rule(hold=st.booleans())
     def take_a_batch(self, hold: bool) -> None:
+        if not self.is_begun:
+            self.is_begun = True
+            self.epoch, self.position = self.next_epoch, self.next_position
+            self.next_epoch, self.next_position = self.epoch + 1, 0
         want = self.expected()
         if len(want) == 0:
             assert next(self.iterator, None) is None
@@ -67,7 +75,6 @@ class LoaderMachine(RuleBasedStateMachine):
     def stop(self) -> None:
         self.iterator = None
 
-    @precondition(lambda self: self.epoch >= 0)
     @rule()
     def save(self) -> None:
         at_end = self.position >= self.rows
@@ -77,11 +84,12 @@ class LoaderMachine(RuleBasedStateMachine):
     @rule(fresh=st.booleans())
     def resume(self, fresh: bool) -> None:
         state, self.epoch, self.position = self.saved
+        self.next_epoch, self.next_position = self.epoch, self.position
         if fresh:
             self.loader.close()
             self.loader = self.make()
         self.loader.load_state_dict(state)
-        self.iterator = iter(self.loader)
+        self.iterator, self.is_begun = iter(self.loader), False
 
     @invariant()
     def held_batches_are_untouched(self) -> None:

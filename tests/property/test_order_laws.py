@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.deal import Deal
-from penstock.order import SMALL_SET, BlockShuffled, InOrder, Resampled, Shuffled, permutation
+from penstock.loader.deal import Deal
+from penstock.loader.order import BlockShuffled, InOrder, Resampled, Shuffled
+from penstock.loader.permutation import SMALL_SET, permutation
 
 patient = settings(deadline=None)  # a busy machine is no failure
 

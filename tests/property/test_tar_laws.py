@@ -1,4 +1,4 @@
-"""Headers understood many at a time say what they say one by one, in whole archives and in damaged ones."""
+"""Archives say the same as files and as streams, by any window, whole and damaged."""
 
 import io
 import random
@@ -6,21 +6,15 @@ import tarfile
 
 import pytest
 
-from penstock import tarwalk
 from penstock.errors import PenstockError
+from penstock.files.compression import Stream
+from penstock.files.files import Files
+from penstock.files.handles import identify
+from penstock.formats.tar.walk import Walk, Window, WindowSizes
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 KINDS = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE]
-
-
-@pytest.fixture(autouse=True)
-def small_windows(monkeypatch):
-    """So that a few members are many."""
-    monkeypatch.setattr(tarwalk, "WORTH_BYTES", 40 * 512)
-    monkeypatch.setattr(tarwalk, "WORTH_MEMBERS", 2)
-    monkeypatch.setattr(tarwalk, "ALONE_AT_FIRST", 1)
-    monkeypatch.setattr(tarwalk, "ALONE_AT_MOST", 2)
-    monkeypatch.setattr(tarwalk, "FIRST_BYTES", 64 * 512)
+SMALL = WindowSizes(most_bytes=2048, first_bytes=1024, page_bytes=512, near_bytes=1000)
 
 
 def archive(rng):
@@ -57,23 +51,28 @@ def damaged(data, rng):
     return data[: rng.randrange(len(data))] if rng.random() < 0.2 else data
 
 
-def told(path):
+def outcome(source):
+    """The entries of whole files up to the end, or to the first error; and that error."""
+    entries, walk = [], Walk(source)
     try:
-        return list(tarwalk.walk(path))
+        for entry in walk:
+            walk.content(entry)
+            entries.append(entry)
     except PenstockError as error:
-        return type(error), str(error)
+        return entries, type(error), str(error)
+    return entries, None, ""
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_many_at_a_time_is_one_by_one(tmp_path, monkeypatch, seed):
+def test_files_and_streams_say_the_same(tmp_path, seed):
     rng, path = random.Random(seed), str(tmp_path / "a.tar")
-    many, kinds = tarwalk._Walk._usual, set()
+    errors = set()
     for _ in range(120):
+        data = bytes(damaged(archive(rng) + (archive(rng) if rng.random() < 0.3 else b""), rng))
         with open(path, "wb") as file:
-            file.write(damaged(archive(rng), rng))
-        monkeypatch.setattr(tarwalk._Walk, "_usual", many)
-        together = told(path)
-        monkeypatch.setattr(tarwalk._Walk, "_usual", lambda walk, at: (0, at))
-        assert together == told(path)
-        kinds.add(type(together))
-    assert kinds == {list, tuple}, "some are whole, and some are not"
+            file.write(data)
+        streamed = outcome(Stream(io.BytesIO(data), path))
+        with Files(max_open=0).lend(identify(path)) as handle:
+            assert outcome(Window(handle)) == outcome(Window(handle, SMALL)) == streamed
+        errors.add(streamed[1])
+    assert len(errors) >= 3, "some are whole, some are cut, and some are damaged"

@@ -18,9 +18,10 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Transpos
 from zarr.storage import ZipStore
 
 import penstock as ps
-from penstock import chunkfiles, chunkread, memory
-from penstock.formats import sliced
-from penstock.store import ExtentStore, read_share
+from penstock.base import policy, scratch
+from penstock.base.policy import ReadPolicy
+from penstock.dataset import sliced
+from penstock.dataset.extent_store import ExtentStore
 
 # Always the same examples: a failure can be had again by running the test again.
 fixed = settings(
@@ -125,15 +126,16 @@ SMALL = st.sampled_from([1, 40, 300])
 @contextmanager
 def reading_by(draw):
     """One way of reading chunks or the other, in groups and pieces of any size."""
-    chosen = {(chunkread, "GROUP_BELOW_BYTES"): draw(st.sampled_from([0, 1 << 40]))}
-    for module, name in [
-        *((chunkread, name) for name in ("GROUP_BYTES", "GROUP_ELEMENTS", "SPAN_BYTES", "GAP_BYTES")),
-        (chunkread, "SCATTER_BELOW_BYTES"),
-        (chunkfiles, "KEPT_BYTES"),
-        (sliced, "READ_BYTES"),
-    ]:
+    thresholds = {"group_chunks_below_bytes": draw(st.sampled_from([0, 1 << 40]))}
+    for name in (
+        *("group_bytes", "group_elements", "chunk_span_bytes", "chunk_gap_bytes", "scatter_rows_below_bytes"),
+        "kept_shard_index_bytes",
+    ):
         if draw(st.booleans()):
-            chosen[module, name] = draw(SMALL)
+            thresholds[name] = draw(SMALL)
+    chosen = {(policy, "DEFAULT"): ReadPolicy(**thresholds)}
+    if draw(st.booleans()):
+        chosen[sliced, "READ_BYTES"] = draw(SMALL)
     note(", ".join(f"{name} = {value}" for (_, name), value in chosen.items()))
     with pytest.MonkeyPatch.context() as patch:
         for (module, name), value in chosen.items():
@@ -175,12 +177,12 @@ def test_reads_go_anywhere_within_the_scratch_declared(folder, data):
         out = np.ones((len(rows) + 2, *expected.shape[1:]), expected.dtype)
         wanted = out.copy()
         wanted[at] = expected[rows]
-        memory.prepare(store.scratch_bytes(len(rows)))
+        scratch.prepare(store.scratch_bytes(len(rows)))
         try:
             store.read_into(rows, at, {NAME: out})
-            assert memory.overflow_bytes() == 0
+            assert scratch.overflow_bytes() == 0
         finally:
-            memory.release()
+            scratch.release()
         np.testing.assert_array_equal(out, wanted)
         assert out.tobytes() == wanted.tobytes()
 
@@ -196,7 +198,7 @@ def test_shares_of_a_read_are_together_the_whole(folder, data, shares):
         rows = wanted_rows(data.draw, len(ds))
         out = np.ones((len(rows), *expected.shape[1:]), expected.dtype)
         for number in data.draw(st.permutations(range(shares))):
-            read_share(again.delivered, rows, np.arange(len(rows)), {NAME: out}, (number, shares))
+            again.delivered.read(rows, np.arange(len(rows)), {NAME: out}, (number, shares))
         np.testing.assert_array_equal(out, expected[rows])
 
 

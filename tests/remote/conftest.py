@@ -16,8 +16,10 @@ import pytest
 class Server:
     """Files by path, and what to do wrong about the next requests (``once``) or all of them (``always``)."""
 
-    def __init__(self):
+    def __init__(self, host="127.0.0.1"):
+        self.host = host
         self.files = {}
+        """By path; one for a path with a query goes before the one for the path alone."""
         self.once, self.always = [], None
         self.latency_s = 0.0
         self.asked = []
@@ -29,14 +31,14 @@ class Server:
         self.gives_etag = self.gives_time = True
         self.lock = threading.Lock()
         handler = type("Handler", (Handler,), {"owner": self})
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.http = http.server.ThreadingHTTPServer((host, 0), handler)
         self.http.daemon_threads = True
         self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self.thread.start()
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.http.server_port}"
+        return f"http://{self.host}:{self.http.server_port}"
 
     def put(self, name, data):
         """Another version of a file; returns its address."""
@@ -71,7 +73,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         server = self.owner
-        path, wanted = self.path.partition("?")[0], self.headers.get("Range")
+        path, wanted = self.file_path, self.headers.get("Range")
         with server.lock:
             server.asked.append(("GET", path, wanted))
             server.headers.append(dict(self.headers))
@@ -85,6 +87,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             act(self, data, wanted)
         else:
             self.serve(data, wanted)
+
+    @property
+    def file_path(self):
+        return self.path if self.path in self.owner.files else self.path.partition("?")[0]
 
     # What can be done about a request.
 
@@ -108,7 +114,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return 206, {**headers, "Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"}, data[begin:end]
 
     def validators(self):
-        path = self.path.partition("?")[0]
+        path = self.file_path
         number = self.owner.versions[path]
         headers = {}
         if self.owner.gives_etag:
@@ -146,6 +152,20 @@ def server():
     made = Server()
     yield made
     made.close()
+
+
+@pytest.fixture
+def server_at():
+    """Starts servers at other addresses of this machine."""
+    started = []
+
+    def start(host):
+        started.append(Server(host))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
 
 
 # Ways to misbehave.

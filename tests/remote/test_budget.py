@@ -14,7 +14,7 @@ MIB = 2**20
 BUDGET = Path(__file__).resolve().parents[1] / "budget"
 
 # Libraries are loaded before the first look, as in a program that trains.
-CHILD = "import json, sys, penstock.remote; sys.path.insert(0, sys.argv[1]); import files_child; "
+CHILD = "import json, sys, penstock.remote.ranges; sys.path.insert(0, sys.argv[1]); import files_child; "
 CHILD += "files_child.main(json.loads(sys.argv[2]))"
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.base.spec import Origin
 from penstock.errors import Changed, ConfigError, Missing, Unavailable
-from penstock.remote import RemoteOptions
+from penstock.remote.ranges import RemoteOptions
 from penstock.testing import check_store
 
 OPTIONS = RemoteOptions(retries=3, deadline_s=20, stall_timeout_s=2)
@@ -81,7 +82,7 @@ def test_tar(server, how):
     pattern = f"{server.url}/train-{{000..002}}.tar"
     check_store(lambda: ps.open(pattern, **how).store, together(0, 1, 2))
     ds = ps.open(pattern, **how)
-    assert ds.origin(8) == ps.spec.Origin(f"{server.url}/train-001.tar", "001001")
+    assert ds.origin(8) == Origin(f"{server.url}/train-001.tar", "001001")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_what_cannot_be_opened_says_so(server, tmp_path):
 BREAKING_OFF = """
 import sys
 import penstock as ps
-from penstock.remote import RemoteOptions
+from penstock.remote.ranges import RemoteOptions
 
 try:
     ds = ps.open(sys.argv[1], fields=["scaled"], remote=RemoteOptions(retries=0, deadline_s=5))

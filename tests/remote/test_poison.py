@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.base.sizes import MiB
 from penstock.errors import Corrupt, Unavailable
-from penstock.fileio import remote_files
-from penstock.remote import RemoteOptions
-from penstock.sizes import MiB
+from penstock.files.files import remote_files
+from penstock.remote.ranges import RemoteOptions
 
 OPTIONS = RemoteOptions(retries=1, deadline_s=20, stall_timeout_s=2)
 VALUES = np.random.default_rng(0).integers(0, 255, (300, 10_000), np.uint8)  # three blocks

@@ -1,5 +1,6 @@
 """Reading over HTTP: right bytes from servers that do wrong, or a clear error in time."""
 
+import http.client
 import os
 import pickle
 import threading
@@ -10,11 +11,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from penstock import stopping
+from penstock.base import stop
 from penstock.errors import Changed, ConfigError, Missing, Unavailable
-from penstock.fileio import Files
-from penstock.remote import Remote, RemoteOptions
-from penstock.transport import Redirects, _next_hop
+from penstock.files.files import Files
+from penstock.remote.ranges import Remote, RemoteOptions
+from penstock.remote.redirects import Redirects, next_hop
 
 PATIENT = RemoteOptions(retries=4, deadline_s=20, connect_timeout_s=5, stall_timeout_s=0.3)
 QUICK = RemoteOptions(retries=3, deadline_s=1, connect_timeout_s=1, stall_timeout_s=0.2)
@@ -139,7 +140,7 @@ def test_retry_after_is_waited_for(server, wrong):
 def test_each_wait_is_longer_than_the_one_before(server, wrong, monkeypatch):
     """A server that is overwhelmed is not asked as often as before."""
     waits = []
-    monkeypatch.setattr(stopping, "sleep", waits.append)
+    monkeypatch.setattr(stop, "sleep", waits.append)
     some, file = opened(server, files(RemoteOptions(retries=5, deadline_s=100)))
     server.always = wrong.status(503)
     with pytest.raises(Unavailable, match="failed 6 times"):
@@ -317,7 +318,11 @@ def test_redirects_to_other_hosts_can_be_refused(server, wrong):
 
 @pytest.mark.case(21)
 @pytest.mark.parametrize(
-    "inside", ["127.0.0.1:8080", "localhost", "169.254.169.254", "10.0.0.1", "[::1]", "box.internal"]
+    "inside",
+    [
+        *("127.0.0.1:8080", "localhost", "169.254.169.254", "10.0.0.1", "[::1]", "box.internal", "127.1", "2130706433"),
+        *("0x7f000001", "0177.0.0.1", "0", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "224.0.0.1", "LOCALHOST."),
+    ],
 )
 def test_redirects_lead_nowhere_inside(inside):
     """A server elsewhere must not have this machine ask what only it can reach."""
@@ -331,7 +336,7 @@ def test_redirects_lead_nowhere_inside(inside):
 @pytest.mark.case(21)
 def test_no_redirect_from_https_to_http():
     with pytest.raises(Unavailable, match="redirected from https to"):
-        _next_hop("https://data.example.org/a.npy", "http://data.example.org/a.npy")
+        next_hop("https://data.example.org/a.npy", "http://data.example.org/a.npy")
 
 
 @pytest.mark.case(21)
@@ -356,7 +361,8 @@ def test_an_empty_answer_is_not_asked_for_without_end(server):
     some, file = opened(server, files(QUICK))
 
     def empty(handler, data, wanted):
-        handler.answer(206, {"Content-Range": f"bytes 1000-200999/{len(data)}"}, b"", chunked=True)
+        headers = {**handler.validators(), "Content-Range": f"bytes 1000-200999/{len(data)}"}
+        handler.answer(206, headers, b"", chunked=True)
 
     server.always = empty
     server.asked.clear()
@@ -373,8 +379,6 @@ def test_secrets_are_never_shown(server, wrong, case):
     url = f"{server.url}/a.bin?X-Amz-Signature=hidden1&sig=hidden2&token=hidden3&what=hidden4"
     url = url.replace("//", "//me:hidden5@")
     path = some.remote.admit(url)
-    assert some.remote.admit(url.replace("hidden1", "another")) == path, "whoever signs, it is the same file"
-    some.remote.admit(url)
     said = [path, repr(some.remote.options)]
     if case in ("404", "500", "ranges"):
         server.always = {"404": wrong.status(404), "500": wrong.status(500), "ranges": wrong.no_ranges}[case]
@@ -438,14 +442,32 @@ def test_it_can_be_sent_to_other_processes(server):
     assert np.array_equal(read(sent, file, 3, 30), DATA[3:33])
 
 
+def test_an_answer_without_a_head_is_closed(server, monkeypatch):
+    """Left to the garbage collector, it is closed after what it reads from, and Python 3.13 complains."""
+    some, file = opened(server, files(QUICK))
+    made = []
+
+    class Watched(http.client.HTTPResponse):
+        def __init__(self, *args, **how):
+            super().__init__(*args, **how)
+            made.append(self)
+
+    monkeypatch.setattr(http.client, "HTTPResponse", Watched)
+    server.always = lambda handler, data, wanted: handler.wfile.write(b"no head of an answer\r\n\r\n")
+    with pytest.raises(Unavailable, match="no head of an answer"):
+        read(some, file)
+    assert made
+    assert all(each.closed and each.fp is None for each in made)
+
+
 @pytest.mark.case(44)
 def test_a_thread_that_waits_can_be_stopped(server, wrong):
     some, file = opened(server, files(RemoteOptions(deadline_s=60, stall_timeout_s=60)))
     server.always = wrong.stall(0, 15)
-    asked, said = stopping.Flag(), []
+    asked, said = stop.Flag(), []
 
     def work():
-        stopping.watch(asked)
+        stop.watch(asked)
         try:
             read(some, file)
         except Unavailable as error:

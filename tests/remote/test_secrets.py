@@ -14,8 +14,8 @@ import zarr
 
 import penstock as ps
 import penstock.webdataset as wds
-from penstock.remote import RemoteOptions
-from penstock.urls import shown
+from penstock.base.urls import shown
+from penstock.remote.ranges import RemoteOptions
 
 SECRET = "hunter2xyzzy"
 QUERY = f"?X-Amz-Signature={SECRET}&token={SECRET}&other={SECRET}&{SECRET}"

@@ -9,7 +9,7 @@ import zarr
 
 import penstock as ps
 from penstock.errors import ConfigError, Missing, Unavailable
-from penstock.remote import RemoteOptions
+from penstock.remote.ranges import RemoteOptions
 from penstock.testing import check_store
 
 OPTIONS = RemoteOptions(retries=2, deadline_s=20, stall_timeout_s=2)
@@ -39,7 +39,7 @@ def test_arrays(server: Any, tmp_path: Path, options: dict[str, Any], cached: bo
     check_store(lambda: ps.open(url, remote=OPTIONS, **cache).store, {"data": VALUES})
 
 
-@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part:zarr.errors.ZarrUserWarning")
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part:UserWarning")
 def test_groups(server: Any, tmp_path: Path) -> None:
     folder = tmp_path / "all.zarr"
     zarr.create_group(folder)

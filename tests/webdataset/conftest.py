@@ -42,11 +42,20 @@ def numbered(write_tar):
     return write
 
 
-@pytest.fixture
-def peer():
-    """The package whose verbs these are. It leaves files open, which is not this suite's to complain of."""
+@pytest.fixture(scope="session")
+def peer_package():
+    """Loaded once. What exists by then is no garbage: collections, which every test with it ends in, pass it over."""
     package = pytest.importorskip("webdataset")
+    gc.collect()
+    gc.freeze()
+    yield package
+    gc.unfreeze()
+
+
+@pytest.fixture
+def peer(peer_package):
+    """The package whose verbs these are. It leaves files open, which this suite does not report."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        yield package
+        yield peer_package
         gc.collect()

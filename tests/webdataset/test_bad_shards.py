@@ -75,9 +75,9 @@ def bad_header(data):
 SPOILT_BYTES = {
     "cut in a member": (truncated, Truncated, "cut short"),
     "cut after a member": (without_end, Truncated, "no end-of-archive"),
-    "a damaged header midway": (bad_header, Corrupt, "not a tar header at byte"),
-    "empty": (lambda data: b"", Truncated, "is empty: 0 bytes"),
-    "not a tar": (lambda data: b"hello" * 300, Corrupt, "not a tar header at byte 0"),
+    "a damaged header midway": (bad_header, Corrupt, "header checksum"),
+    "empty": (lambda data: b"", Truncated, "no end-of-archive .* 0 are there"),
+    "not a tar": (lambda data: b"hello" * 300, Corrupt, "offset 0 .*is no tar"),
 }
 SPOILT_MEMBERS = {
     "a repeated field": (("1.cls", b"2"), Corrupt, "has the field 'cls' twice"),
@@ -112,7 +112,7 @@ def test_spoilt_bytes(write_tar, case):
         stream.seek(0)
         stream.truncate()
         stream.write(data)
-    with pytest.raises(kind, match=rf"bad\.tar: .*{words}"):
+    with pytest.raises(kind, match=rf"bad\.tar[:,] .*{words}"):
         list(reading(path))
     passed_over = reading([path, write_tar("good.tar", GOOD)], handler=wds.ignore_and_continue)
     keys = [sample["__key__"] for sample in passed_over]
@@ -128,7 +128,7 @@ def test_spoilt_members(write_tar, tmp_path, case, monkeypatch):
     member, kind, words = SPOILT_MEMBERS[case]
     members = [*GOOD[:4], member, *GOOD[4:]]
     path = write_tar("bad.tar", members)
-    with pytest.raises(kind, match=rf"bad\.tar: .*{words}"):
+    with pytest.raises(kind, match=rf"bad\.tar[:,] .*{words}"):
         list(reading(path))
     passed_over = reading(path, handler=wds.ignore_and_continue)
     assert [sample["__key__"] for sample in passed_over] == ["0", "1", "2"]
@@ -257,5 +257,5 @@ def test_every_error_of_a_spoilt_shard_is_one_of_ours(write_tar):
         try:
             whole += len(list(reading(io.BytesIO(bytes(spoilt))))) == 4
         except PenstockError as error:
-            assert str(error).startswith("<stream 0>: ")  # noqa: PT017
+            assert str(error).startswith(("<stream 0>: ", "<stream 0>, "))  # noqa: PT017
     assert 0 < whole < 200

@@ -13,10 +13,9 @@ import torch
 
 import penstock.webdataset as wds
 from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, SchemaMismatch, Unsafe
+from penstock.read.npy import encode_npy, encode_npz, encode_ten
 from penstock.webdataset import decoders
-from penstock.webdataset.arrays import encode_npy, encode_npz, encode_ten
-from penstock.webdataset.decoders import Continue, Decoder
-from penstock.webdataset.picture_modes import MODES
+from penstock.webdataset.decoders import PICTURE_MODES, Continue, Decoder
 
 imagecodecs = pytest.importorskip("imagecodecs")
 
@@ -101,7 +100,7 @@ def test_msgpack():
 # Pictures.
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if not mode.startswith("pil")])
+@pytest.mark.parametrize("mode", [mode for mode in PICTURE_MODES if not mode.startswith("pil")])
 def test_pictures_by_mode(mode):
     picture = decoded(mode)(png=PNG)["png"]
     channels = mode.removeprefix("torch").removesuffix("8") or "rgb"
@@ -119,7 +118,7 @@ def test_pictures_by_mode(mode):
         assert (picture[..., 3] == (255 if mode.endswith("8") else 1)).all()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PICTURE_MODES)
 def test_pictures_are_theirs(mode, peer):
     pytest.importorskip("PIL")
     grey, alpha = PIXELS[..., 0].copy(), np.dstack([PIXELS, PIXELS[..., :1]])

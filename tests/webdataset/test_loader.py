@@ -34,9 +34,10 @@ def test_every_sample_once(numbered, counts, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_an_epoch_is_counted_not_times_the_workers(numbered, workers):
-    dataset = wds.WebDataset(numbered([5, 5, 5]), resampled=True).decode().to_tuple("cls").batched(2).with_epoch(7)
-    assert len(loaded(dataset, workers)) == 7
+def test_an_epoch_is_per_worker_unless_it_is_shared(numbered, workers):
+    dataset = wds.WebDataset(numbered([5, 5, 5]), resampled=True).decode().to_tuple("cls").batched(2)
+    assert len(loaded(dataset.with_shared_epoch(7), workers)) == 7
+    assert len(loaded(dataset.with_epoch(7), workers)) == 7 * max(1, workers)
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -2,6 +2,7 @@
 
 import http.server
 import io
+import re
 import sys
 import threading
 import urllib.request
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 
 import penstock.webdataset as wds
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, Truncated, Unavailable
-from penstock.webdataset.samples import split_name
+from penstock.formats.tar.samples import split_name
 
 SPLITS = {
     "a.jpg": ("a", "jpg"),
     "a.nsdgeneral.npy": ("a", "nsdgeneral.npy"),
-    "train/a.b.JPG": ("train/a", "b.jpg"),
+    "train/a.b.JPG": ("train/a", "b.JPG"),
     "x.y/a.jpg": ("x.y/a", "jpg"),
     "../a.jpg": ("../a", "jpg"),
     "/etc/a.jpg": ("/etc/a", "jpg"),
@@ -33,7 +34,7 @@ SPLITS = {
 
 @pytest.mark.parametrize(("name", "split"), SPLITS.items(), ids=SPLITS)
 def test_names(name, split):
-    assert split_name(name) == split
+    assert split_name(name.encode()) == (None if split is None else tuple(part.encode() for part in split))
 
 
 @settings(deadline=None)
@@ -44,7 +45,8 @@ def test_names_are_split_as_theirs(name):
     if name.rpartition("/")[2].startswith("."):
         return  # hidden files: in a folder theirs takes them for fields of a sample that has the folder's name
     key, extension = theirs.base_plus_ext(name)
-    assert split_name(name) == (None if key is None else (key, extension.lower()))
+    is_note = re.match("__[^/]*__(/|$)", name)
+    assert split_name(name.encode()) == (None if key is None or is_note else (key.encode(), extension.encode()))
 
 
 MEMBERS = [
@@ -151,7 +153,7 @@ def test_files_are_closed_behind_an_abandoned_iterator(write_tar):
     for each in iterators:
         next(each)
     if before is not None:
-        assert open_files() == before + 5
+        assert before < open_files() <= before + 5
     del each, iterators
     assert open_files() == before
 
@@ -209,7 +211,7 @@ def test_whole_samples_come_before_the_error_of_a_cut_shard(write_tar):
     members = [(f"{number}.{field}", bytes(600)) for number in range(4) for field in ("cls", "txt")]
     path = cut(write_tar("x.tar", members), 5 * 1536 + 700)
     came = []
-    message = r"inside member '2.txt' .*\(2 whole samples, and '2', which may lack fields, came before\)"
+    message = r"inside member '2.txt'.*\(2 whole samples, and '2', which may lack fields, came before\)"
     with pytest.raises(Truncated, match=message):
         came += (sample["__key__"] for sample in wds.WebDataset(path))
     assert came == ["0", "1"]
@@ -235,7 +237,7 @@ def test_a_handler_goes_on_with_the_next_shard_and_it_is_counted(write_tar, tmp_
 
 def test_a_repeated_field(write_tar, peer):
     path = write_tar("x.tar", [("a.txt", b"1"), ("a.TXT", b"2"), ("a.cls", b"3"), ("b.txt", b"4")])
-    with pytest.raises(Corrupt, match=r"x\.tar: sample 'a' has the field 'txt' twice \(member 'a.TXT' at byte 1,024"):
+    with pytest.raises(Corrupt, match=r"x\.tar: sample 'a' has the field 'txt' twice \(member 'a.TXT' at offset 1,536"):
         list(wds.WebDataset(path))
     dataset = wds.WebDataset(path, handler=wds.ignore_and_continue)
     samples = list(dataset)

@@ -6,8 +6,8 @@ import pytest
 
 import penstock.webdataset as wds
 from penstock.errors import ConfigError
-from penstock.webdataset import place
-from penstock.webdataset.place import Place
+from penstock.webdataset import run as place
+from penstock.webdataset.run import Place
 from penstock.webdataset.splitting import Share, share_of
 
 
@@ -108,11 +108,43 @@ def test_resampling_differs_by_rank_and_worker_and_needs_no_splitting(numbered, 
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3, 7])
-def test_an_epoch_is_counted_over_all_workers(numbered, stand, workers):
+def test_an_epoch_is_per_worker_unless_it_is_shared(numbered, stand, workers):
     pattern = numbered([10, 10, 10])
     for limit in (1, 5, 50):
-        parts = everywhere(stand, 1, workers, lambda limit=limit: labels(wds.WebDataset(pattern).with_epoch(limit)))
-        assert sum(map(len, parts)) == limit
+        each = everywhere(stand, 1, workers, lambda limit=limit: labels(wds.WebDataset(pattern).with_epoch(limit)))
+        assert [len(part) for part in each] == [limit] * max(1, workers)
+        repeated = wds.WebDataset(pattern).repeat(nbatches=limit)
+        assert {len(part) for part in everywhere(stand, 1, workers, lambda ds=repeated: labels(ds))} == {limit}
+        shared = wds.WebDataset(pattern).with_shared_epoch(limit)
+        assert sum(len(part) for part in everywhere(stand, 1, workers, lambda ds=shared: labels(ds))) == limit
+
+
+SHUFFLES_OF_SHARDS = {
+    "detshuffle": lambda urls: [wds.SimpleShardList(urls), wds.detshuffle(100)],
+    "detshuffle by its own seed": lambda urls: [wds.SimpleShardList(urls), wds.detshuffle(100, seed=7)],
+    "shuffle by its own seed": lambda urls: [wds.SimpleShardList(urls), wds.shuffle(100, seed=7)],
+    "shuffle": lambda urls: [wds.SimpleShardList(urls), wds.shuffle(100)],
+    "a seed of the list": lambda urls: [wds.SimpleShardList(urls, seed=7)],
+}
+
+
+@pytest.mark.parametrize("make", SHUFFLES_OF_SHARDS.values(), ids=SHUFFLES_OF_SHARDS)
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_shards_that_are_shuffled_before_they_are_split(numbered, stand, ranks, workers, make):
+    pattern, count = numbered([2] * 13), 26
+    ds = wds.DataPipeline(*make(pattern), wds.split_by_node, wds.split_by_worker, wds.tarfile_to_samples())
+    orders = []
+    for _ in range(2):
+        parts = everywhere(stand, ranks, workers, lambda: labels(wds.DataPipeline(*ds.pipeline)))
+        assert sorted(chain(*parts)) == list(range(count))
+        orders.append(parts)
+    assert orders[0] == orders[1]
+    stand(0, 1, 0, 0)
+    ds = ds.decode()
+    first, second = ([sample["cls"] for sample in ds] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(count))
+    assert first != second, "epochs differ"
 
 
 def test_an_empty_share_is_not_an_empty_dataset(numbered, stand):

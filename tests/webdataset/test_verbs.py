@@ -178,7 +178,7 @@ def test_batches():
     assert isinstance(tensors, torch.Tensor)
     assert tensors.tolist() == [[0, 0], [1, 1]]
     assert halves.tolist() == [0, 0.5]
-    with pytest.raises(ConfigError, match=r"batched\(0\)"):
+    with pytest.raises(ConfigError, match="batchsize=0"):
         list(pipeline(TUPLES).batched(0))
 
 

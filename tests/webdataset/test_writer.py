@@ -328,7 +328,7 @@ def test_no_samples_make_no_shard(tmp_path):
 
 def test_the_index_is_made_on_the_way(tmp_path, monkeypatch):
     import penstock
-    from penstock import tarindex
+    from penstock.formats.tar import samples as tarindex
 
     with wds.ShardWriter(str(tmp_path / "s-%02d.tar"), maxcount=7, index_dir=tmp_path / "index") as writer:
         for number in range(20):

@@ -1,94 +1,87 @@
-"""``penstock bench``: run the loader as it would train, and say how fast it is, what it holds and what holds it up.
+"""``penstock bench``: run the loader as training would, and report its rate, its memory and the bottleneck.
 
-Every number is measured in the run: an epoch, or as much of one as is done in some seconds, with a step that waits as
-long as yours would. Memory counts from before a loader is made, over all its processes, and is looked at every 50 ms.
+Every number is measured in the run: one epoch, or as much of it as fits into the time limit, with a step that waits as
+long as yours would. Memory counts from before a loader is made, over all its processes, sampled every 50 ms.
 """
 
 import argparse
 import json
-import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import penstock
-from penstock import tally
-from penstock.cli.bench_contenders import CONTENDERS, Job
-from penstock.cli.bench_pictures import ReadMap, mixing
-from penstock.cli.bench_report import page
-from penstock.cli.demo_training import Watch
-from penstock.cli.progress import Progress
-from penstock.cli.training_arguments import add_training_arguments, count, none_or_more, opened
+from penstock.base import counters
+from penstock.base.progress import Progress
+from penstock.base.sizes import format_size
+from penstock.cli.arguments import add_training_arguments, count, count_or_zero, open_dataset
+from penstock.cli.bench_report import ReadMap, mixing, page
+from penstock.cli.contenders import CONTENDERS, Epoch, Job, memory_note, run_epoch
 from penstock.errors import ConfigError
-from penstock.request import memory_limit, order_of
-from penstock.sizes import format_size
-from penstock.stats import Stats
+from penstock.loader.request import memory_limit, order_of
+from penstock.loader.stats import Stats
+from penstock.testing.measure import MemoryWatch, release_freed_memory
 
 EXAMPLES = """examples:
   penstock bench "betas_session*.hdf5" --batch-size 32 --memory 2GiB
-      how fast the loader is on these files and this machine, and what holds it up
+      how fast the loader reads these files on this machine, and what limits it
 
   penstock bench "betas_session*.hdf5" --step 80
-      in front of a training step of 80 ms: does it keep up?
+      with a training step of 80 ms: does the loader keep up?
 
   penstock bench "train-{000..017}.tar" --against torch,webdataset --workers 4 --html report.html
-      beside what people run, with a page of pictures that needs no network
+      compare with other loaders, and write a page of charts that works offline
 
-exit codes: 0 done; 1 the budget was exceeded; 2 it cannot be done as asked"""
+exit codes: 0 success; 1 the loader exceeded its budget; 2 invalid request"""
 
-LOOK_EVERY_S = 0.05
+SAMPLE_EVERY_S = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, how they would be trained from, and what to compare with."""
-    add_training_arguments(parser, EXAMPLES, files="+")
-    parser.add_argument(
-        "--step", type=float, default=0, metavar="MS", help="a training step takes so long (%(default)s)"
-    )
-    parser.add_argument("--seconds", type=float, default=5, help="the longest that each may take (%(default)s)")
+    add_training_arguments(parser, files="+")
+    parser.add_argument("--step", type=float, default=0, metavar="MS", help="duration of a training step (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=5, help="time limit for each loader (%(default)s)")
     parser.add_argument("--against", default="", metavar="NAMES", help=f"compare with {', '.join(CONTENDERS)}")
-    parser.add_argument("--workers", type=none_or_more, default=2, metavar="N", help="of those (%(default)s)")
-    parser.add_argument("--shuffle-buffer", type=count, default=1000, metavar="K", help="of WebDataset (%(default)s)")
-    parser.add_argument("--html", metavar="FILE", help="write a page with pictures, which needs nothing else")
-    parser.add_argument("--json", action="store_true", help="print the numbers for scripts")
+    parser.add_argument("--workers", type=count_or_zero, default=2, metavar="N", help="of other loaders (%(default)s)")
+    parser.add_argument(
+        "--shuffle-buffer", type=count, default=1000, metavar="K", help="WebDataset's, in samples (%(default)s)"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write a page of charts")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
 
 @dataclass(frozen=True)
-class Run:
-    """What one contender did."""
+class Run(Epoch):
+    """One loader's result."""
 
     name: str
-    samples: int
-    seconds: float
-    waited: float
     peak_bytes: int
     memory: list[tuple[float, int]]
-    """Seconds, and bytes held then."""
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.samples / max(1e-9, self.seconds)
+    """Bytes held over time, in seconds."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run everybody, report; 1 if penstock held more than its budget."""
+    """Run all loaders and report; 1 if penstock held more than its budget."""
     others = [name for name in args.against.split(",") if name]
     for name in others:
         if name not in CONTENDERS:
-            raise ConfigError(f"--against {name}: expected some of {', '.join(CONTENDERS)}, with commas between")
-    ds = opened(args)
+            raise ConfigError(f"--against {name}: expected some of {', '.join(CONTENDERS)}, separated by commas")
+    ds = open_dataset(args)
     limit, _ = memory_limit(args.memory)
     job = Job(
-        ds, tuple(args.columns or ds.fields), args.batch_size, args.workers, args.shuffle_buffer, args.mask is None
-    )
-    ours, stats, pictures = _penstock(job, args, limit)
-    runs = [ours, *(_other(name, job, args, limit) for name in others)]
-    told = _numbers(runs, stats, limit)
+        ds=ds, columns=tuple(args.columns or ds.fields), batch_size=args.batch_size, workers=args.workers,
+        shuffle_buffer=args.shuffle_buffer, whole_rows=args.mask is None,
+    )  # fmt: skip
+    ours, stats, charts = _run_penstock(job, args, limit)
+    runs = [ours, *(_run_other(name, job, args, limit) for name in others)]
+    numbers = _numbers(runs, stats, limit)
     if args.html:
-        _write(args.html, page({**told, **pictures}))
-    print(json.dumps(told, indent=2) if args.json else _report(runs, stats, limit))
+        _write(args.html, page({**numbers, **charts}))
+    print(json.dumps(numbers, indent=2) if args.json else _report(runs, stats, limit))
     return 1 if ours.peak_bytes > limit else 0
 
 
@@ -100,58 +93,50 @@ def _write(path: str, text: str) -> None:
         raise ConfigError(f"--html {path}: cannot be written: {error.strerror}") from None
 
 
-def _penstock(job: Job, args: argparse.Namespace, limit: int) -> tuple[Run, Stats, dict[str, Any]]:
-    columns = None if args.columns is None else job.columns
-    watch = Watch(limit)
-    threads: Any = args.threads or "auto"
-    with penstock.Loader(
-        job.ds, batch_size=job.batch_size, shuffle=True, memory=limit, threads=threads, columns=columns, output="numpy"
-    ) as loader:
-        reads = ReadMap()
-        with tally.watched(reads.note) if args.html else nullcontext():
-            ours = _timed("penstock", loader, watch, job, args)
-        mixed = {**mixing(order_of(job.ds, True, 0, None)), "quality": loader.plan.shuffle_quality}
-        return ours, loader.stats(), {"reads": reads.told(), "mixing": mixed}
+def _run_penstock(job: Job, args: argparse.Namespace, limit: int) -> tuple[Run, Stats, dict[str, Any]]:
+    reads = ReadMap()
+    loaders: list[penstock.Loader] = []
 
+    def make() -> tuple[str, Iterable[Any]]:
+        loaders.append(
+            penstock.Loader(
+                job.ds, batch_size=job.batch_size, shuffle=True, memory=limit, threads=args.threads or "auto",
+                columns=None if args.columns is None else job.columns, output="numpy", rank=0, world_size=1,
+            )
+        )  # fmt: skip
+        return "penstock", loaders[0]
 
-def _other(name: str, job: Job, args: argparse.Namespace, limit: int) -> Run:
-    import torch  # noqa: F401  # before memory is counted: libraries are nobody's loader
-
-    watch = Watch(limit)
-    label, loader = CONTENDERS[name](job)
-    return _timed(label, loader, watch, job, args)
-
-
-def _timed(label: str, loader: Iterable[Any], watch: Watch, job: Job, args: argparse.Namespace) -> Run:
-    """An epoch, or as much as is done in time."""
-    memory: list[tuple[float, int]] = []
-    over, began = threading.Event(), time.perf_counter()
-
-    def keep_looking() -> None:
-        while not over.wait(LOOK_EVERY_S):
-            memory.append((time.perf_counter() - began, watch.look()))
-
-    looking = threading.Thread(target=keep_looking)
-    looking.start()
-    samples, waited = 0, 0.0
     try:
-        with Progress(label, len(job.ds), "samples", watch.note) as progress:
-            asked = time.perf_counter()
-            for batch in loader:
-                waited += time.perf_counter() - asked
-                time.sleep(args.step / 1000)
-                size = len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
-                samples += size
-                progress.add(size)
-                asked = time.perf_counter()
-                if asked - began > args.seconds:
-                    break
-        seconds = time.perf_counter() - began
-        memory.append((seconds, watch.look()))
+        with counters.watched(reads.note) if args.html else nullcontext():
+            ours = _timed(make, job, args, limit)
+        stats, quality = loaders[0].stats(), loaders[0].plan.shuffle_quality
     finally:
-        over.set()
-        looking.join()
-    return Run(label, samples, seconds, waited, watch.peak_bytes, sorted(memory))
+        for each in loaders:
+            each.close()
+    mixed = {**mixing(order_of(job.ds, True, 0, None)), "quality": quality}
+    return ours, stats, {"reads": reads.as_json(), "mixing": mixed}
+
+
+def _run_other(name: str, job: Job, args: argparse.Namespace, limit: int) -> Run:
+    import torch  # noqa: F401  # before memory is counted: libraries do not count for any loader
+
+    return _timed(lambda: CONTENDERS[name](job), job, args, limit)
+
+
+def _timed(make: Callable[[], tuple[str, Iterable[Any]]], job: Job, args: argparse.Namespace, limit: int) -> Run:
+    """Make a loader and run one epoch, or as much of it as fits into the time limit."""
+
+    def step(batch: Any) -> int:
+        time.sleep(args.step / 1000)
+        return len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
+
+    release_freed_memory()
+    with MemoryWatch(SAMPLE_EVERY_S, timeline=True) as watch:
+        name, loader = make()
+        with Progress(name, len(job.ds), "samples", partial(memory_note, watch, limit)) as progress:
+            epoch = run_epoch(loader, step, args.seconds, progress)
+    assert watch.timeline is not None
+    return Run(**asdict(epoch), name=name, peak_bytes=watch.peak_bytes, memory=watch.timeline)
 
 
 def _numbers(runs: list[Run], stats: Stats, limit: int) -> dict[str, Any]:
@@ -169,7 +154,7 @@ def _numbers(runs: list[Run], stats: Stats, limit: int) -> dict[str, Any]:
 
 
 def _stages(stats: Stats) -> dict[str, float]:
-    """Seconds of the threads' time, by what they went into."""
+    """Seconds of the threads' time, by activity."""
     return {"files": stats.file_seconds, "decoding": stats.decoding_seconds, "own functions": stats.function_seconds}
 
 
@@ -191,8 +176,8 @@ def _report(runs: list[Run], stats: Stats, limit: int) -> str:
         "",
         f"penstock: {format_size(stats.planned_bytes)} planned, of a budget of {format_size(limit)}",
         f"read: {format_size(stats.bytes_read)} by {stats.threads} threads ({stages})",
-        f"at most: {stats.samples_per_s_at_most:,.0f} samples/s if the step never waited",
-        f"         {_reading_alone(stats):,.0f} samples/s if reading never did",
-        f"What holds it up: {stats.bottleneck}.",
+        f"at most: {stats.samples_per_s_at_most:,.0f} samples/s if training never waited for data",
+        f"         {_reading_alone(stats):,.0f} samples/s if reading never waited for training",
+        f"Bottleneck: {stats.bottleneck}.",
     ]
     return "\n".join(lines)

@@ -1,16 +1,27 @@
-"""``report.html``: one page that needs nothing else. Pictures are SVG in it; its style follows the reader's device."""
+"""``report.html``: one page that works offline, with SVG charts and a style for light and dark screens.
+
+The charts of reads and of the shuffle show a sample of them, collected here as well.
+"""
 
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from penstock.sizes import format_size
+import numpy as np
+
+from penstock.base.sizes import format_size
+from penstock.loader.order import Order
+
+# Points that a chart has room for.
+MOST_READS = 2000
+MOST_SAMPLES = 1500
 
 WIDE, HIGH = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 96, 10, 14, 34
-COLOURS = 4
-"""Named c0 … in the style."""
+COLOURS = 4  # c0 to c3 in the style
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --paper: #ffffff; --faint: #8894a0; --line: #d8dee4;
@@ -29,29 +40,72 @@ th:first-child, td:first-child { text-align: left; }
 """
 
 
-def page(told: Mapping[str, Any]) -> str:
-    """The numbers of a bench as a page."""
-    runs = told["runs"]
+class ReadMap:
+    """Which bytes of which file were read when. Of too many reads it keeps every second, fourth and so on."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._reads: list[tuple[float, str, int, int]] = []
+        self._every, self._passed = 1, 0
+        self._noting = threading.Lock()
+
+    def note(self, path: str, begins: Any, count: int) -> None:
+        """Note reads of ``count`` bytes each; called by the reading threads."""
+        now = time.perf_counter() - self._began
+        with self._noting:
+            first = -self._passed % self._every
+            self._passed += len(begins)
+            self._reads += [(now, path, int(begin), count) for begin in begins[first :: self._every]]
+            while len(self._reads) > MOST_READS:
+                del self._reads[1::2]
+                self._every *= 2
+
+    def as_json(self) -> dict[str, Any]:
+        """The files, and for each read: seconds, file number, begin and end as fractions of the file's size."""
+        ends: dict[str, int] = {}
+        for _, path, begin, count in self._reads:
+            ends[path] = max(ends.get(path, 0), begin + count)
+        files = sorted(ends)
+        sizes = {path: max(1, ends[path], os.path.getsize(path) if os.path.isfile(path) else 0) for path in files}
+        numbers = {path: number for number, path in enumerate(files)}
+        reads = [
+            (seconds, numbers[path], begin / sizes[path], (begin + count) / sizes[path])
+            for seconds, path, begin, count in self._reads
+        ]
+        return {"files": files, "reads": reads, "one_of": self._every}
+
+
+def mixing(order: Order) -> dict[str, Any]:
+    """Which row comes at which position of an epoch, for some positions; both as fractions of the epoch."""
+    rows = len(order)
+    positions = np.unique(np.linspace(0, rows - 1, min(rows, MOST_SAMPLES)).astype(np.int64))
+    found = order.at(0, positions)
+    return {"samples": list(zip((positions / rows).tolist(), (found / rows).tolist(), strict=True))}
+
+
+def page(numbers: Mapping[str, Any]) -> str:
+    """The numbers of a bench as an HTML page."""
+    runs = numbers["runs"]
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>
 <title>penstock bench</title><style>{STYLE}</style></head><body>
 <h1>penstock bench</h1>
-<p><strong>What holds it up:</strong> {escape(told["bottleneck"])}.</p>
+<p><strong>Bottleneck:</strong> {escape(numbers["bottleneck"])}.</p>
 <div class="scroll">{_table(runs)}</div>
 <h2>Rate</h2>
 {_bars(runs)}
 <h2>Memory over time</h2>
-{_memory(runs, told["budget_bytes"])}
-<h2>What was read when</h2>
-{_reads(told["reads"], runs[0]["seconds"])}
-<h2>How samples were mixed</h2>
-{_mixing(told["mixing"])}
-<h2>Where the reading threads' time went</h2>
-{_stages(told["stages"])}
-<p>{format_size(told["planned_bytes"])} planned of a budget of {format_size(told["budget_bytes"])};
-{format_size(told["bytes_read"])} read by {told["threads"]} threads. If the step never waited:
-{told["samples_per_s_if_never_waiting"]:,.0f} samples/s; if reading never did:
-{told["samples_per_s_of_reading_alone"]:,.0f}.</p>
+{_memory(runs, numbers["budget_bytes"])}
+<h2>Reads over time</h2>
+{_reads(numbers["reads"], runs[0]["seconds"])}
+<h2>Shuffle</h2>
+{_mixing(numbers["mixing"])}
+<h2>Time of the reading threads</h2>
+{_stages(numbers["stages"])}
+<p>{format_size(numbers["planned_bytes"])} planned of a budget of {format_size(numbers["budget_bytes"])};
+{format_size(numbers["bytes_read"])} read by {numbers["threads"]} threads. At most
+{numbers["samples_per_s_if_never_waiting"]:,.0f} samples/s if training never waited for data, and
+{numbers["samples_per_s_of_reading_alone"]:,.0f} if reading never waited for training.</p>
 </body></html>
 """
 
@@ -74,23 +128,23 @@ def _stages(stages: Mapping[str, float]) -> str:
 
 
 def _horizontal(rows: Sequence[tuple[str, float, str]]) -> str:
-    """A bar a row, what it is and how much above it."""
+    """One bar per row, with its name and value above it."""
     most, step = max(value for _, value, _ in rows) or 1, 52
     drawn = "".join(
-        f'<text x="0" y="{number * step + 18}">{escape(name)}: {escape(told)}</text>'
+        f'<text x="0" y="{number * step + 18}">{escape(name)}: {escape(text)}</text>'
         f'<rect x="0" y="{number * step + 25}" width="{max(1, WIDE * value / most):.1f}" height="16" '
         f'fill="var(--c{number % COLOURS})"/>'
-        for number, (name, value, told) in enumerate(rows)
+        for number, (name, value, text) in enumerate(rows)
     )
     return f'<svg viewBox="0 0 {WIDE} {len(rows) * step}" role="img">{drawn}</svg>'
 
 
 def _memory(runs: Sequence[Mapping[str, Any]], budget_bytes: int) -> str:
     peak = max(run["peak_bytes"] for run in runs)
-    # A budget far above what anybody held would flatten the curves: then it is told, not drawn.
+    # A budget far above all curves would flatten them: then it is written below the chart instead.
     shown = budget_bytes <= 4 * peak
     top = 1.08 * max(peak, budget_bytes if shown else 0) or 1
-    end = max(run["seconds"] for run in runs) or 1
+    end = max(max(run["seconds"], run["memory"][-1][0]) for run in runs) or 1
 
     def place(seconds: float, bytes_: float) -> tuple[float, float]:
         return (
@@ -113,49 +167,49 @@ def _memory(runs: Sequence[Mapping[str, Any]], budget_bytes: int) -> str:
         f'<span style="color:var(--c{number % COLOURS})">■</span> {escape(run["name"])} '
         for number, run in enumerate(runs)
     )
-    note = "" if shown else f"<br/>The budget, {format_size(budget_bytes)}, is far above."
+    note = "" if shown else f"<br/>The budget, {format_size(budget_bytes)}, is far above these curves."
     return f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img">{"".join(parts)}</svg><p>{legend}{note}</p>'
 
 
-def _reads(told: Mapping[str, Any], seconds: float) -> str:
-    """A band for each file, its first byte at the top; a mark for each read."""
-    files, end = told["files"], max(seconds, 1e-9)
+def _reads(read_map: Mapping[str, Any], seconds: float) -> str:
+    """One band per file, its first byte at the top; one mark per read."""
+    files, end = read_map["files"], max(seconds, 1e-9)
     if not files:
-        return "<p>Nothing was read from files that this process opened itself.</p>"
+        return "<p>This process read no files itself.</p>"
     high = min(HIGH, max(80, 28 * len(files))) + TOP + BOTTOM
     band = (high - TOP - BOTTOM) / len(files)
     marks = "".join(
         f"M{LEFT + (WIDE - LEFT - RIGHT) * min(at, end) / end:.1f} {TOP + band * (number + 0.1 + 0.8 * begin):.1f}"
         f"v{max(2, 0.8 * band * (stop - begin)):.1f}"
-        for at, number, begin, stop in told["reads"]
+        for at, number, begin, stop in read_map["reads"]
     )
     lines = "".join(
         f'<line x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{TOP + band * number:.1f}" y2="{TOP + band * number:.1f}" '
         f'stroke="var(--line)"/>'
         for number in range(len(files) + 1)
     )
-    step = -(-len(files) * 24 // (high - TOP - BOTTOM))  # as many names as there is room for
+    step = -(-len(files) * 24 // (high - TOP - BOTTOM))  # label as many files as there is room for
     names = "".join(
         f'<text x="{LEFT - 6}" y="{TOP + band * (number + 0.5) + 4:.1f}" text-anchor="end">file {number + 1}</text>'
         for number in range(0, len(files), step)
     )
-    some = "every read" if told["one_of"] == 1 else f"one read of {told['one_of']:,}"
+    some = "every read" if read_map["one_of"] == 1 else f"one read of {read_map['one_of']:,}"
     first, last = (escape(os.path.basename(name.rstrip("/"))) for name in (files[0], files[-1]))
     which = f"file 1 is {first}" if len(files) == 1 else f"file 1 is {first}, file {len(files)} is {last}"
     return (
         f'<svg viewBox="0 0 {WIDE} {high:.0f}" role="img" aria-label="read map">{lines}{names}'
         f'<path class="reads" d="{marks}" stroke="var(--c0)" stroke-width="2" fill="none"/>'
         f"{_times(high - BOTTOM, end)}</svg>"
-        f"<p>From left to right the run, from top to bottom each file from its first byte to its last: a mark for "
+        f"<p>Time runs from left to right. Each band is one file, from its first byte (top) to its last. One mark for "
         f"{some}; {which}.</p>"
     )
 
 
-def _mixing(told: Mapping[str, Any]) -> str:
-    """Where each sample comes from: a cloud if well mixed, a line if not mixed at all."""
+def _mixing(mixed: Mapping[str, Any]) -> str:
+    """Where each sample comes from: a cloud if well shuffled, a line if not shuffled at all."""
     side = HIGH - TOP - BOTTOM
     marks = "".join(
-        f"M{LEFT + (WIDE - LEFT - RIGHT) * position:.1f} {TOP + side * row:.1f}h2" for position, row in told["samples"]
+        f"M{LEFT + (WIDE - LEFT - RIGHT) * position:.1f} {TOP + side * row:.1f}h2" for position, row in mixed["samples"]
     )
     wide = WIDE - LEFT - RIGHT
     frame = f'<rect x="{LEFT}" y="{TOP}" width="{wide}" height="{side}" fill="none" stroke="var(--line)"/>'
@@ -165,12 +219,12 @@ def _mixing(told: Mapping[str, Any]) -> str:
         f'<text x="{LEFT}" y="{HIGH - BOTTOM + 22}">epoch begins</text>'
         f'<text x="{WIDE - RIGHT}" y="{HIGH - BOTTOM + 22}" text-anchor="end">epoch ends</text>'
     )
-    told_of = "" if told["quality"] is None else f"The quality is {told['quality']:.2f}; 1.00 is a uniform shuffle. "
+    quality = "" if mixed["quality"] is None else f"The quality is {mixed['quality']:.2f} (1.00 is a uniform shuffle). "
     return (
         f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="shuffle">{frame}{texts}'
         f'<path class="mixing" d="{marks}" stroke="var(--c0)" stroke-width="2" fill="none"/></svg>'
-        f"<p>{told_of}A mark for each of {len(told['samples']):,} samples: when it comes, and which row it is. "
-        f"A cloud is well mixed; bands and lines are not.</p>"
+        f"<p>{quality}One mark for each of {len(mixed['samples']):,} samples: when it comes, and which row it is. "
+        f"A cloud is well shuffled; bands and lines are not.</p>"
     )
 
 
@@ -183,7 +237,7 @@ def _times(y: float, end: float) -> str:
 
 
 def _axis(place: Any, end: float, top: float) -> str:
-    """Lines and sizes from bottom to top, seconds below."""
+    """Horizontal lines with their sizes, and seconds below."""
     lines = []
     for share in (0, 0.25, 0.5, 0.75, 1):
         x, y = place(0, share * top)

@@ -1,76 +1,99 @@
-"""``penstock demo``: a small synthetic NSD, trained from as released and as tar shards, beside what people write.
+"""``penstock demo``: train from a small synthetic NSD, as released and as tar shards, and compare with other loaders.
 
-Every number printed is measured in the run. What keeps the comparison fair:
+Every number is measured in the run. The comparison is fair:
 
-- The same files, read once before anything is measured; the same model and batch size.
-- Memory counts from before a loader is made, training step included. A page that processes share counts once.
-- Each contender has an epoch to warm up, its memory looked at every 20 ms, and another that is timed, or as much of
-  each as it does in some seconds. Apart, because looking at worker processes costs enough to slow them down.
-- Beside the release stands the ``NSDDataset`` that people write over h5py, in torch's DataLoader; beside the shards,
-  MindEye's pipeline with the ``webdataset`` package, where that is installed.
+- All loaders read the same files, which are in the page cache, with the same model and batch size.
+- Memory counts from before a loader is made, training step included. A page shared by processes counts once.
+- Each loader runs twice: one epoch to warm up while its memory is sampled every 20 ms, then one that is timed. They are
+  apart because looking at worker processes slows them down. Both end early at the time limit.
+- For the release, the rival is the ``NSDDataset`` that people write over h5py, in torch's DataLoader; for the shards,
+  MindEye's pipeline with the ``webdataset`` package, if that is installed.
 """
 
 import argparse
 import importlib.util
 import json
-import random
+import os
+import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import penstock as ps
-from penstock.cli.demo_data import DEMO_SCALES, PER_SHARD, dataset_folder, read_once
-from penstock.cli.demo_picture import draw
-from penstock.cli.demo_training import ByHand, Course, Learner, Result, Watch, kept
+from penstock.base.machine import held_bytes
+from penstock.base.progress import Progress
+from penstock.base.sizes import MiB, format_size, parse_size
+from penstock.cli.arguments import count
+from penstock.cli.contenders import TrialsByHand, dataloader, memory_note, mindeye_pipeline, run_epoch
 from penstock.errors import ConfigError
-from penstock.machine import held_bytes
+from penstock.loader.rivals import counted
 from penstock.nsd import NSD, get_dataloaders
-from penstock.nsd.loaders import Shards
-from penstock.rivals import counted
-from penstock.sizes import format_size, parse_size
+from penstock.nsd.mindeye import Shards
+from penstock.nsd.synthetic import SCALES, Scale, steps, synthesize
+from penstock.nsd.synthetic.pictures import write_stimuli
+from penstock.nsd.synthetic.shards import FOLDER, write_shards
+from penstock.testing.measure import MemoryWatch, release_freed_memory
 
-COLUMNS = ("voxels", "image", "coco", "__index__")
-SHARD_COLUMNS = ("voxels", "images", "coco")
 EXAMPLES = """examples:
   penstock demo
-      train from a synthetic dataset within 256 MiB, beside torch's DataLoader, and draw penstock-demo.png
+      train from a synthetic dataset within 256 MiB, compare with torch's DataLoader, and draw penstock-demo.png
 
   penstock demo --scale tiny --memory 64MiB --folder demo-data
-      a small one, kept in a folder and used again
+      a smaller dataset, kept in a folder and reused by the next run
 
-exit codes: 0 every promise held; 1 one did not; 2 it cannot be done as asked"""
+exit codes: 0 every promise was kept; 1 one was broken; 2 invalid request"""
+
+# A trial of the release costs as many reads as there are voxels: few, so that the loaders by hand finish some batches.
+DEMO = Scale((14, 18, 16), 750, 4, {1: 4}, shared=40, picture=128, region_voxels=600)
+DEMO_SCALES = {"demo": DEMO, "tiny": SCALES["tiny"]}
+PER_SHARD = 50
+COMPLETE = "demo.txt"  # written last: if it is there, so is everything else
 
 RELEASE, SHARDS = "HDF5, by voxel", "tar shards"
+COLUMNS = ("voxels", "image", "coco", "__index__")
+SHARD_COLUMNS = ("voxels", "images", "coco")
+
+LEARNING_RATE = 1e-3
+EMBEDDING = 64
+GRID = 8  # each picture is averaged over this many cells per side before it is embedded
+SAMPLE_EVERY_S = 0.02
+OURS, THEIRS = "#1f6f8b", "#b8b8b8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
-    parser.add_argument("--scale", choices=DEMO_SCALES, default="demo", help="of the dataset (%(default)s)")
-    parser.add_argument("--memory", default="256MiB", help="the loaders' budget, as 256MiB or 1GB (%(default)s)")
-    parser.add_argument("--batch-size", type=_count, default=8, help="samples a batch (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=4, help="the longest a timed epoch may take (%(default)s)")
-    parser.add_argument("--workers", type=_count, default=2, help="run the DataLoader with 0 and so many (%(default)s)")
-    parser.add_argument("--folder", help="keep the dataset here, and use it again; a temporary folder if left out")
-    parser.add_argument("--out", default="penstock-demo.png", help="the picture to draw (%(default)s)")
+    parser.add_argument("--scale", choices=DEMO_SCALES, default="demo", help="size of the dataset (%(default)s)")
+    parser.add_argument("--memory", default="256MiB", help="the loaders' budget, such as 1GB (%(default)s)")
+    parser.add_argument("--batch-size", type=count, default=8, help="samples per batch (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=4, help="time limit for each epoch (%(default)s)")
+    parser.add_argument("--workers", type=count, default=2, help="run the DataLoader with 0 and with N (%(default)s)")
+    parser.add_argument("--folder", help="keep the dataset here and reuse it (default: a temporary folder)")
+    parser.add_argument("--out", default="penstock-demo.png", help="the chart to draw (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the data, train every way, report; 0 if every promise held."""
+    """Make the data, train with each loader, report; 0 if every promise was kept."""
     limit_bytes = parse_size(args.memory, argument="--memory")
     _check_libraries()
-    import h5py  # noqa: F401  # as torch: imported before memory is counted, since all sides need it
+    import h5py  # noqa: F401  # like torch: all sides need it, so it is imported before memory is counted
     import torch
 
     threads_before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the step is small: more threads would only take cores from the loaders, on all sides
+    torch.set_num_threads(1)  # the step is small: more threads would only take cores from all loaders
     try:
         with dataset_folder(args.folder, args.scale) as folder:
             return _compare(folder, args, limit_bytes)
     finally:
         torch.set_num_threads(threads_before)
+
+
+def _check_libraries() -> None:
+    wanted = ("torch", "h5py", "imagecodecs", "nibabel", "pandas", "scipy")
+    lacking = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise ConfigError(f'the demo needs {" and ".join(lacking)}: pip install "penstock[all]"')
 
 
 def _compare(folder: str, args: argparse.Namespace, limit_bytes: int) -> int:
@@ -81,123 +104,175 @@ def _compare(folder: str, args: argparse.Namespace, limit_bytes: int) -> int:
     print(
         f"Subject 1: {len(nsd.trials):,} trials in {len(nsd.sessions)} sessions, {len(voxels):,} voxels of "
         f"nsdgeneral.\n"
-        f"As released, one time course a chunk: {format_size(sizes['release'])}. As tar shards: "
+        f"As released, one time course per chunk: {format_size(sizes['release'])}. As tar shards: "
         f"{format_size(sizes['shards'])}.\n"
     )
-    course = Course(Learner(len(voxels)), args.seconds, limit_bytes)
-    ours, bottleneck, promises = _release(nsd, course, args.batch_size)
-    results = [ours, *(_by_hand(nsd, course, args.batch_size, workers) for workers in (0, args.workers))]
-    shards, once = _shards(folder, course, args.batch_size)
-    results += [shards, *_webdataset(folder, course, args.batch_size)]
-    promises.append(once)
+    course = Course(Learner(len(voxels)), args.batch_size, args.seconds, limit_bytes)
+    ours, bottleneck, promises = _release(nsd, course)
+    results = [ours, *(_by_hand(nsd, course, workers) for workers in (0, args.workers))]
+    shards, each_once = _shards(folder, course)
+    results += [shards, *_webdataset(folder, course)]
+    promises.append(each_once)
     print("\n" + _table(results, limit_bytes), end="\n\n")
-    print(textwrap.fill(f"What holds penstock up over the release: {bottleneck}.", 100), end="\n\n")
+    print(textwrap.fill(f"penstock's bottleneck on the release: {bottleneck}.", 100), end="\n\n")
     for promise in promises:
-        print(f"[{'ok' if promise.kept else 'BROKEN'}] {promise.told}")
+        print(f"[{'ok' if promise.kept else 'BROKEN'}] {promise.text}")
     print(draw(results, limit_bytes, args.out))
     return 0 if all(promise.kept for promise in promises) else 1
 
 
-def _check_libraries() -> None:
-    wanted = ("torch", "h5py", "imagecodecs", "nibabel", "pandas", "scipy")
-    lacking = [name for name in wanted if importlib.util.find_spec(name) is None]
-    if lacking:
-        raise ConfigError(f'the demo needs {" and ".join(lacking)}: pip install "penstock[all]"')
+# The dataset.
 
 
-def _count(written: str) -> int:
-    if not written.isdecimal() or int(written) < 1:
-        raise argparse.ArgumentTypeError(f"{written!r}: expected a whole number, at least 1")
-    return int(written)
+@contextmanager
+def dataset_folder(chosen: str | None, scale: str) -> Iterator[str]:
+    """The folder of the dataset: the caller's, or a temporary one."""
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as temporary:
+        folder = chosen or temporary
+        note = os.path.join(folder, COMPLETE)
+        if not os.path.exists(note):
+            _make(folder, scale)
+        with open(note) as file:
+            found = file.read()
+        if found != scale:
+            raise ConfigError(f"--folder {folder}: holds a dataset of scale {found}, not {scale}; name another folder")
+        yield folder
 
 
-def _release(nsd: NSD, course: Course, batch_size: int) -> tuple[Result, str, list["Promise"]]:
-    watch = Watch(course.limit_bytes)
-    ds = nsd.dataset(roi="nsdgeneral")
-
-    def make() -> ps.Loader:
-        return ds.loader(batch_size, shuffle=True, seed=0, memory=course.limit_bytes, columns=COLUMNS)
-
-    with make() as loader:
-        print(f"What penstock will hold, decided before it reads:\n{loader.plan}\n")
-        print(f"Training from each in turn, for up to {course.seconds:g} s twice:", flush=True)
-        result = course.take(RELEASE, len(nsd.trials), "penstock", loader, watch)
-        bottleneck = loader.stats().bottleneck
-        promises = [_each_once(result.seen, ds.trials["stim_id"].tolist()), _resumes(loader, make)]
-    ds.close()
-    return result, bottleneck, promises
+def _make(folder: str, name: str) -> None:
+    os.makedirs(folder, exist_ok=True)
+    if os.listdir(folder):
+        raise ConfigError(f"--folder {folder}: has files, but no complete demo dataset; name an empty or a new folder")
+    scale = DEMO_SCALES[name]
+    with Progress("making a synthetic NSD", steps(scale, [1], stimuli=False) + 2, "steps") as progress:
+        made = synthesize(folder, scale, subjects=[1], stimuli=False, progress=lambda _: progress.add(1))
+        write_stimuli(folder, scale, only=made.stimuli(1))
+        progress.add(1)
+        write_shards(folder, per_shard=PER_SHARD, wholebrain=True)
+        progress.add(1)
+    with open(os.path.join(folder, COMPLETE), "w") as file:
+        file.write(name)
 
 
-def _by_hand(nsd: NSD, course: Course, batch_size: int, workers: int) -> Result:
-    from torch.utils.data import DataLoader
-
-    voxels = nsd.voxels("nsdgeneral")
-    assert voxels is not None
-    watch = Watch(course.limit_bytes)
-    trials = list(nsd.trials[["session", "trial_in_session", "stim_id"]].itertuples(index=False, name=None))
-    paths = {session: nsd.layout.session(session, ".hdf5") for session in nsd.sessions}
-    dataset: Any = ByHand(paths, nsd.layout.stimuli, trials, voxels.mask.T)
-    loader = DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
-    result = course.take(RELEASE, len(nsd.trials), f"NSDDataset, {counted(workers)}", loader, watch)
-    dataset.close()
-    return result
+def read_once(folder: str) -> dict[str, int]:
+    """Bytes on disk of the release and of the shards. Reads every file, so that all are in the page cache."""
+    sizes = {"release": 0, "shards": 0}
+    for home, _, names in os.walk(folder):
+        kind = "shards" if FOLDER in home else "release"
+        for name in names:
+            with open(os.path.join(home, name), "rb", buffering=0) as file:
+                while piece := file.read(MiB):
+                    sizes[kind] += len(piece)
+    return sizes
 
 
-def _shards(folder: str, course: Course, batch_size: int) -> tuple[Result, "Promise"]:
-    watch = Watch(course.limit_bytes)
-    train, val, count, _ = get_dataloaders(
-        batch_size, root=folder, backend="tar", to_tuple=SHARD_COLUMNS, memory=course.limit_bytes
-    )
-    result = course.take(SHARDS, count, "penstock", train, watch)
-    val.close()
-    once = len(result.seen) == len(set(result.seen)) == count
-    train.close()
-    return result, Promise(once, f"each of {count:,} pictures came exactly once in an epoch of the shards")
+# Training.
 
 
-def _webdataset(folder: str, course: Course, batch_size: int) -> Iterator[Result]:
-    """MindEye's own pipeline."""
-    found = Shards.find(folder, 1)
-    if importlib.util.find_spec("webdataset") is None or found is None:
-        return
-    import webdataset as wds  # isort: skip
-    from torch.utils.data import DataLoader
+class Learner:
+    """A small model, so that loading matters: voxels to a fixed random embedding of the picture."""
 
-    batches = max(1, len(found.train) * PER_SHARD // batch_size)
+    def __init__(self, voxels: int) -> None:
+        import torch
 
-    def epoch() -> Any:
-        pipeline = (
-            wds.WebDataset(found.train, resampled=True, shardshuffle=False, nodesplitter=lambda urls: urls)
-            .shuffle(500, initial=500, rng=random.Random(42))  # noqa: S311  as MindEye does
-            .decode("torch")
-            .rename(images="jpg;png", voxels="nsdgeneral.npy", coco="coco73k.npy")
-            .to_tuple(*SHARD_COLUMNS)
-            .batched(batch_size, partial=True)
-            .with_epoch(batches)
-        )
-        return DataLoader(pipeline, batch_size=None, num_workers=1)
+        torch.manual_seed(0)
+        self._model = torch.nn.Linear(voxels, EMBEDDING)
+        self._embedding = torch.randn(3 * GRID**2, EMBEDDING) / GRID
+        # In its first step torch sets itself up, which must not count for a loader.
+        self.step(torch.zeros(2, voxels), torch.zeros(2, 3, 16, 16))
 
-    watch = Watch(course.limit_bytes)
-    yield course.take(SHARDS, batches * batch_size, "WebDataset, 1 worker", kept(epoch), watch)
+    def step(self, voxels: Any, images: Any) -> None:
+        """One step of training."""
+        from torch.nn import functional
+
+        features = voxels.float()
+        features = features.mean(1) if features.ndim == 3 else features
+        pixels = images.float() / 255 if not images.is_floating_point() else images
+        wanted = functional.adaptive_avg_pool2d(pixels, GRID).flatten(1) @ self._embedding
+        self._model.zero_grad()
+        functional.mse_loss(self._model(features), wanted).backward()
+        for weights in self._model.parameters():  # torch.optim would load a compiler, which leaves a folder behind
+            assert weights.grad is not None
+            weights.data -= LEARNING_RATE * weights.grad
+
+
+@dataclass(frozen=True)
+class Result:
+    """One loader's result."""
+
+    source: str
+    loader: str
+    samples_per_s: float
+    peak_bytes: int
+    pictures: list[int]
+    """The picture of each sample of the first epoch, in order."""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.loader.startswith("penstock")
+
+
+@dataclass(frozen=True)
+class Course:
+    """The work of every loader: feed the model for two epochs, or until the time limit of each."""
+
+    learner: Learner
+    batch_size: int
+    seconds: float
+    limit_bytes: int
+
+    def watch(self) -> MemoryWatch:
+        """Count memory from now on; to be called before a loader is made."""
+        release_freed_memory()
+        return MemoryWatch(SAMPLE_EVERY_S).start()
+
+    def take(self, source: str, name: str, loader: Iterable[Any], samples: int, watch: MemoryWatch) -> Result:
+        """Train twice: first with the memory sampled, then timed."""
+        pictures: list[int] = []
+
+        def step(batch: Any) -> int:
+            voxels, images, coco, *_ = batch
+            self.learner.step(voxels, images)
+            pictures.extend(coco.reshape(-1).tolist())
+            return len(coco)
+
+        note = partial(memory_note, watch, self.limit_bytes)
+        with Progress(name, 2 * samples, "samples", note) as progress:
+            warm = run_epoch(loader, step, self.seconds, progress)
+            watch.stop()
+            timed = run_epoch(loader, step, self.seconds, progress)
+        return Result(source, name, timed.samples_per_s, watch.peak_bytes, pictures[: warm.samples])
 
 
 @dataclass(frozen=True)
 class Promise:
-    """Something penstock undertakes to do, and whether it did."""
+    """Something that penstock promises, and whether it was kept."""
 
     kept: bool
-    told: str
+    text: str
 
 
-def _each_once(seen: list[int], expected: list[int]) -> Promise:
-    return Promise(
-        sorted(seen) == sorted(expected),
-        f"each of {len(expected):,} trials came exactly once in an epoch of the release",
-    )
+def _release(nsd: NSD, course: Course) -> tuple[Result, str, list[Promise]]:
+    watch = course.watch()
+    ds = nsd.dataset(roi="nsdgeneral")
+
+    def make() -> ps.Loader:
+        return ds.loader(course.batch_size, shuffle=True, seed=0, memory=course.limit_bytes, columns=COLUMNS)
+
+    with make() as loader:
+        print(f"What penstock will hold, decided before it reads:\n{loader.plan}\n")
+        print(f"Training from each in turn, for up to {course.seconds:g} s twice:", flush=True)
+        result = course.take(RELEASE, "penstock", loader, len(nsd.trials), watch)
+        bottleneck = loader.stats().bottleneck
+        expected = ds.trials["stim_id"].tolist()
+        once = f"each of {len(expected):,} trials came exactly once in an epoch of the release"
+        promises = [Promise(sorted(result.pictures) == sorted(expected), once), _resumes(loader, make)]
+    ds.close()
+    return result, bottleneck, promises
 
 
 def _resumes(loader: ps.Loader, make: Callable[[], ps.Loader]) -> Promise:
-    """Stop for a moment after a third of an epoch: does another loader go on from there with just the rest?"""
+    """Save the state after a third of an epoch: does another loader deliver exactly the rest?"""
     batches = iter(loader)
     begin = len(loader) // 3
     for _ in range(begin):
@@ -212,6 +287,44 @@ def _resumes(loader: ps.Loader, make: Callable[[], ps.Loader]) -> Promise:
         again == rest,
         f"a new loader resumed after batch {begin} of {len(loader)}, and delivered the same {len(rest)} that were left",
     )
+
+
+def _by_hand(nsd: NSD, course: Course, workers: int) -> Result:
+    voxels = nsd.voxels("nsdgeneral")
+    assert voxels is not None
+    watch = course.watch()
+    trials = list(nsd.trials[["session", "trial_in_session", "stim_id"]].itertuples(index=False, name=None))
+    paths = {session: nsd.layout.session(session, ".hdf5") for session in nsd.sessions}
+    dataset = TrialsByHand(paths, nsd.layout.stimuli, trials, voxels.mask.T)
+    loader = dataloader(dataset, course.batch_size, workers)
+    result = course.take(RELEASE, f"NSDDataset, {counted(workers)}", loader, len(trials), watch)
+    dataset.close()
+    return result
+
+
+def _shards(folder: str, course: Course) -> tuple[Result, Promise]:
+    watch = course.watch()
+    train, val, pictures, _ = get_dataloaders(
+        course.batch_size, root=folder, backend="tar", to_tuple=SHARD_COLUMNS, memory=course.limit_bytes
+    )
+    result = course.take(SHARDS, "penstock", train, pictures, watch)
+    val.close()
+    train.close()
+    once = len(result.pictures) == len(set(result.pictures)) == pictures
+    return result, Promise(once, f"each of {pictures:,} pictures came exactly once in an epoch of the shards")
+
+
+def _webdataset(folder: str, course: Course) -> Iterator[Result]:
+    found = Shards.find(folder, 1)
+    if importlib.util.find_spec("webdataset") is None or found is None:
+        return
+    batches = max(1, len(found.train) * PER_SHARD // course.batch_size)
+    watch = course.watch()
+    loader = mindeye_pipeline(found.train, SHARD_COLUMNS, course.batch_size, batches)
+    yield course.take(SHARDS, "WebDataset, 1 worker", loader, batches * course.batch_size, watch)
+
+
+# The report.
 
 
 def _table(results: list[Result], limit_bytes: int) -> str:
@@ -229,3 +342,29 @@ def _table(results: list[Result], limit_bytes: int) -> str:
         if others:
             lines.append(f"{source}: penstock is {here[0].samples_per_s / max(others):,.1f} times as fast")
     return "\n".join(lines)
+
+
+def draw(results: Sequence[Result], limit_bytes: int, path: str) -> str:
+    """Draw rate and memory of each loader as a PNG; returns what to print about it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return 'no chart drawn: that needs matplotlib, pip install "penstock[plot]"'
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 0.5 * len(results) + 1.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    rate, memory = figure.subplots(1, 2, sharey=True)
+    labels = [f"{result.source}\n{result.loader}" for result in results]
+    colours = [OURS if result.is_ours else THEIRS for result in results]
+    rates = rate.barh(labels, [result.samples_per_s for result in results], color=colours)
+    rate.bar_label(rates, [f" {result.samples_per_s:,.0f}" for result in results])
+    rate.set(xscale="log", xlabel="samples per second (log scale)")
+    rate.margins(x=0.2)
+    held = memory.barh(labels, [result.peak_bytes / MiB for result in results], color=colours)
+    memory.bar_label(held, [f" {format_size(result.peak_bytes)}" for result in results])
+    memory.axvline(limit_bytes / MiB, color="#c0392b", linestyle="--")
+    memory.set(xlabel=f"peak memory in MiB (dashed: the budget of {format_size(limit_bytes)})")
+    memory.margins(x=0.2)
+    rate.invert_yaxis()
+    figure.savefig(path, dpi=120)
+    return f"drawn: {path}"

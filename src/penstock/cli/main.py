@@ -1,46 +1,51 @@
-"""``penstock <command>``: finds the command, runs it, and turns what went wrong into one line and an exit code.
+"""``penstock <command>``: finds the command, runs it, and turns errors into one line and an exit code.
 
-A command is a module of this package, listed in ``COMMANDS``, with two functions: ``add_arguments(parser)`` and
-``run(args) -> int``, the exit code. Only the command that was asked for is imported, so that ``--help`` stays quick.
+A command is a module of this package, listed in ``COMMANDS``, with ``EXAMPLES`` (the end of its help),
+``add_arguments(parser)`` and ``run(args) -> int``, the exit code. Only the command that is run is imported, so that
+``--help`` stays quick.
 
-Exit codes: 0 done; 1 the command itself found something wrong; 2 it could not be done as asked; 130 interrupted; 141
-nobody read on (``| head``).
+Exit codes: 0 success; 1 the command found something wrong; 2 invalid request; 130 interrupted; 141 the reader of the
+output is gone (``| head``).
 """
 
 import argparse
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import penstock
+from penstock.cli.parser import Parser
 from penstock.errors import PenstockError
 
 COMMANDS = {
-    "inspect": "what is in files: fields, layout, and how each will be read",
-    "verify": "whether files are what they were: write a manifest of digests, or compare with it",
-    "plan": "what training from files would take: memory, bytes, time; and what other loaders would",
-    "bench": "run the loader as it would train: rate, memory, waits, the bottleneck; beside others",
-    "nsd": "the Natural Scenes Dataset: synthesize one, or prepare yours for training",
+    "inspect": "show what files contain: fields, layout, and how each will be read",
+    "verify": "check whether files are intact: write a manifest of digests, or compare with it",
+    "plan": "estimate what training needs: memory, bytes, time; and what other loaders need",
+    "convert": "write files in another layout, once, within a memory budget: Zarr, HDF5, npy, tar, Parquet",
+    "bench": "run the loader as training would: rate, memory, waits, bottleneck; compare with others",
+    "nsd": "the Natural Scenes Dataset: show or prepare yours, or synthesize one",
     "demo": "make a small dataset, train from it inside a memory budget, and compare with torch's DataLoader",
 }
 
 EXAMPLES = """examples:
   penstock inspect "betas_session*.hdf5"
-      what is there, and how it will be read
+      what the files contain, and how they will be read
 
   penstock plan "betas_session*.hdf5" --batch-size 32 --memory 2GiB
-      what training from it would take
+      what training from them needs
 
   penstock bench "betas_session*.hdf5" --memory 2GiB --html report.html
-      how fast it is here, and what holds it up
+      how fast this machine reads them, and what limits it
 
   penstock plan --help
-      more of each command, with examples
+      the options of a command, with examples
 
-exit codes: 0 done; 1 the command found something wrong; 2 it cannot be done as asked; 130 after Ctrl-C"""
+exit codes: 0 success; 1 the command found something wrong; 2 invalid request; 130 after Ctrl-C"""
 
-UNDOABLE = 2
+INVALID = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 UNREAD = 141  # 128 + SIGPIPE
 
@@ -51,32 +56,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = " ".join(["penstock", *[word for word in given[:1] if word in COMMANDS]])
     try:
         args = _parsed(given)
-        code = int(importlib.import_module(f"penstock.cli.{args.command}").run(args))
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, name)
+            code = int(importlib.import_module(f"penstock.cli.{args.command}").run(args))
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read the output has enough; what is left in the buffer must go somewhere when Python ends.
+        # The reader has left; what is still in the buffer must go somewhere when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except PenstockError as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return UNDOABLE
+        return INVALID
     except KeyboardInterrupt as interrupt:
-        interrupt.with_traceback(None)  # it may hold a bar that was just begun, which takes its leave when it dies
+        interrupt.with_traceback(None)  # it may hold a progress bar, which prints when it is deleted
         print(f"\n{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _show_warning(name: str, message: Warning | str, *_: object, **__: object) -> None:
+    """On one line, without the line of our code that Python would show."""
+    print(f"{name}: {message}", file=sys.stderr)
 
 
 def _parsed(given: Sequence[str]) -> argparse.Namespace:
     try:
         return _parser(given).parse_args(given)
     finally:
-        sys.stdout.flush()  # --help is piped as well
+        sys.stdout.flush()  # --help may be piped too
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
-    """The whole parser, with the arguments of the one command that is named in ``given``."""
-    parser = argparse.ArgumentParser(
+    """The parser, with the arguments of the one command that is named in ``given``."""
+    parser = Parser(
         prog="penstock",
         description=penstock.__doc__,
         epilog=EXAMPLES,
@@ -85,7 +97,10 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, purpose in COMMANDS.items():
-        command = commands.add_parser(name, help=purpose, description=purpose)
+        raw = argparse.RawDescriptionHelpFormatter
+        command = commands.add_parser(name, help=purpose, description=purpose, formatter_class=raw)
         if name in given:
-            importlib.import_module(f"penstock.cli.{name}").add_arguments(command)
+            module = importlib.import_module(f"penstock.cli.{name}")
+            command.epilog = module.EXAMPLES
+            module.add_arguments(command)
     return parser

@@ -1,39 +1,38 @@
-"""``penstock nsd``: what can be done with the Natural Scenes Dataset from the command line."""
+"""``penstock nsd``: show, prepare or synthesize the Natural Scenes Dataset."""
 
 import argparse
+import json
 from collections.abc import Callable
+from typing import Any
 
-from penstock.cli.progress import Progress
+from penstock.base.progress import Progress
+from penstock.base.sizes import MiB
 from penstock.nsd import NSD, subjects
 from penstock.nsd.synthetic import SCALES, STORED, WRITTEN, steps, synthesize
 from penstock.nsd.synthetic.shards import write_mindeye2, write_shards
-from penstock.sizes import MiB
 
 EXAMPLES = """examples:
   penstock nsd show data/nsd --subject 1
-      what of a subject is there, and what is missing
+      which data of a subject are there, and which are missing
 
   penstock nsd prepare data/nsd --subject 1
-      copy its sessions by trial, once, so that training reads each trial by itself
+      copy its sessions trial by trial, once, so that training reads each trial alone
 
   penstock nsd synthesize data/small --scale tiny
-      a synthetic release, to try things on
+      a synthetic release for experiments
 
-exit codes: 0 done; 2 it cannot be done as asked; 130 after Ctrl-C"""
+exit codes: 0 success; 2 invalid request; 130 after Ctrl-C"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One action or another."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
     actions = parser.add_subparsers(dest="action", metavar="action", required=True)
-    _show_arguments(actions.add_parser("show", help="what of a subject is there, and what is missing"))
-    _prepare_arguments(actions.add_parser("prepare", help="copy sessions by trial, once, for quick training"))
+    _show_arguments(actions.add_parser("show", help="list the data of a subject, and what is missing"))
+    _prepare_arguments(actions.add_parser("prepare", help="copy sessions trial by trial, once, for fast training"))
     _synthesize_arguments(actions.add_parser("synthesize", help="write a synthetic NSD in the release's layout"))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it."""
+    """Run the chosen action."""
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "show": _show, "prepare": _prepare, "synthesize": _synthesize,
     }  # fmt: skip
@@ -53,21 +52,43 @@ def _subject(args: argparse.Namespace) -> NSD:
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
     _subject_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print the same as JSON")
 
 
 def _show(args: argparse.Namespace) -> int:
-    nsd = _subject(args)
-    print(f"subject {nsd.subject} of {subjects(args.root)}, {nsd.layout.space}, {nsd.layout.betas}")
-    shared = int(nsd.trials["shared1000"].sum())
-    pictures = nsd.trials["stim_id"].nunique()
+    facts = _facts(_subject(args), args.root)
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    print(f"subject {facts['subject']} of {facts['subjects']}, {facts['space']}, {facts['betas']}")
     print(
-        f"{len(nsd.sessions)} sessions, {len(nsd.trials):,} trials of {pictures:,} pictures; {shared:,} trials shared"
+        f"{facts['sessions']} sessions, {facts['trials']:,} trials of {facts['pictures']:,} pictures; "
+        f"{facts['shared_trials']:,} trials shared"
     )
-    for name, labels in nsd.regions.items():
-        print(f"region {name}: {len(nsd.voxels(name) or ()):,} voxels{'; ' if labels else ''}{', '.join(labels)}")
-    for told in nsd.missing:
-        print(f"missing {told}")
+    for name, region in facts["regions"].items():
+        labels = region["labels"]
+        print(f"region {name}: {region['voxels']:,} voxels{'; ' if labels else ''}{', '.join(labels)}")
+    for missing in facts["missing"]:
+        print(f"missing {missing}")
     return 0
+
+
+def _facts(nsd: NSD, root: str) -> dict[str, Any]:
+    return {
+        "subject": nsd.subject,
+        "subjects": list(subjects(root)),
+        "space": nsd.layout.space,
+        "betas": nsd.layout.betas,
+        "sessions": len(nsd.sessions),
+        "trials": len(nsd.trials),
+        "pictures": int(nsd.trials["stim_id"].nunique()),
+        "shared_trials": int(nsd.trials["shared1000"].sum()),
+        "regions": {
+            name: {"voxels": len(nsd.voxels(name) or ()), "labels": list(labels)}
+            for name, labels in nsd.regions.items()
+        },
+        "missing": [str(each) for each in nsd.missing],
+    }
 
 
 def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +96,9 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--roi", default="nsdgeneral", help="region, region:label, or a NIfTI file (%(default)s)")
     parser.add_argument("--whole-brain", action="store_true", help="whole volumes instead of a region")
     parser.add_argument("--min-ncsnr", type=float, help="leave out voxels with a lower noise ceiling")
-    parser.add_argument("--sessions", type=int, nargs="+", metavar="N", help="these alone")
-    parser.add_argument("--memory", default="256MiB", help="the most to hold (%(default)s)")
-    parser.add_argument("--folder", help="where copies go; a folder penstock in the root by default")
+    parser.add_argument("--sessions", type=int, nargs="+", metavar="N", help="these sessions only")
+    parser.add_argument("--memory", default="256MiB", help="most memory to hold (%(default)s)")
+    parser.add_argument("--folder", help="where the copies go (default: the folder penstock in the root)")
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -100,18 +121,20 @@ def _prepare(args: argparse.Namespace) -> int:
     finally:
         for each in bar:
             each.__exit__()
-    print(f"{folder}: {'all there' if bar else 'was all there already'}; datasets of these voxels use it from now on")
+    print(f"{folder}: {'complete' if bar else 'was complete already'}; datasets of these voxels use it from now on")
     return 0
 
 
 def _synthesize_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("root", help="folder to write it into")
-    parser.add_argument("--scale", choices=SCALES, default="tiny", help="400 KB, 20 MB, or all of subject 1")
-    parser.add_argument("--stored", choices=STORED, default="voxel-major", help="how sessions lie in HDF5")
-    parser.add_argument("--written", choices=WRITTEN, default="brain", help="what is filled; the rest is holes")
-    parser.add_argument("--nifti", action="store_true", help="write sessions as .nii.gz too")
+    parser.add_argument("root", help="the folder to write to")
+    parser.add_argument("--scale", choices=SCALES, default="tiny", help="400 KiB, 20 MiB, or all of subject 1")
+    parser.add_argument("--stored", choices=STORED, default="voxel-major", help="chunk layout of the HDF5 sessions")
+    parser.add_argument(
+        "--written", choices=WRITTEN, default="brain", help="which voxels are written; the rest are holes"
+    )
+    parser.add_argument("--nifti", action="store_true", help="also write sessions as .nii.gz")
     parser.add_argument("--coco", type=int, default=0, metavar="PIXELS", help="write MindEye2's pictures, of this size")
-    parser.add_argument("--no-stimuli", action="store_true", help="leave nsd_stimuli.hdf5 out")
+    parser.add_argument("--no-stimuli", action="store_true", help="leave out nsd_stimuli.hdf5")
     parser.add_argument("--shards", action="store_true", help="write MindEye's tar shards of subject 1")
     parser.add_argument("--mindeye2", action="store_true", help="write MindEye2's betas and behaviour of subject 1")
     parser.add_argument("--seed", type=int, default=0)
@@ -129,6 +152,8 @@ def _synthesize(args: argparse.Namespace) -> int:
             if wanted:
                 write(args.root)
                 progress.add(1)
-    told = ", ".join(f"{number} ({count} sessions)" for number, count in sorted(experiment.scale.sessions.items()))
-    print(f"{args.root}: subjects {told}; look at it with: penstock nsd show {args.root}")
+    subjects_text = ", ".join(
+        f"{number} ({count} sessions)" for number, count in sorted(experiment.scale.sessions.items())
+    )
+    print(f"{args.root}: subjects {subjects_text}; to see it: penstock nsd show {args.root}")
     return 0

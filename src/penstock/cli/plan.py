@@ -1,69 +1,73 @@
-"""``penstock plan``: what training would take, before it starts."""
+"""``penstock plan``: estimate what training needs, before it starts."""
 
 import argparse
 import json
 from typing import Any
 
 import penstock
-from penstock.cli.training_arguments import add_training_arguments, count, none_or_more, opened
+from penstock.cli.arguments import add_training_arguments, count, count_or_zero, open_dataset
 from penstock.errors import ConfigError
-from penstock.rivals import Habits
+from penstock.loader.rivals import Habits
 
 EXAMPLES = """examples:
   penstock plan "betas_session*.hdf5" --batch-size 32 --memory 2GiB
-      what a loader over these files would hold, read and take, and what to do about it
+      memory, reads and time that training from these files needs, with advice
 
   penstock plan "betas_session*.hdf5" --columns betas --mask roi.npy
-      the same for part of each volume: roi.npy is a boolean array of the shape of one
+      the same for a part of each volume: roi.npy is a boolean array of its shape
 
   penstock plan "train-{000..017}.tar" --world 8 --workers 4 --shuffle-buffer 500
-      on each of 8 ranks, beside DataLoader and WebDataset with 4 workers
+      on each of 8 ranks, compared with DataLoader and WebDataset with 4 workers
 
   penstock plan --shape 750,150,150,100 --dtype float32 --files 40
-      from shapes alone, before there are files; rows come first
+      from shapes alone, before there are files; the first axis is rows
 
   penstock plan --shape 750,150,150,100 --with picture:uint8:425,425,3 --json
-      with a picture to each row, as JSON for scripts
+      with one picture per row, as JSON
 
-exit codes: 0 told; 2 it cannot be done as asked (memory too little: the smallest that works is named)"""
+exit codes: 0 success; 2 invalid request (if memory is too small, the smallest that works is named)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Files or shapes, and how they would be trained from."""
-    add_training_arguments(parser, EXAMPLES, files="*")
+    """Files or shapes, and how training would read them."""
+    add_training_arguments(parser, files="*")
     parser.add_argument("--no-shuffle", action="store_true", help="read in order")
-    parser.add_argument("--window", metavar="SIZE", help="where rows come in blocks: how much is mixed together")
-    parser.add_argument("--device", help="plan for batches that are copied to this device: cuda")
-    parser.add_argument("--world", type=count, metavar="N", help="ranks that share an epoch")
-    parser.add_argument("--workers", type=none_or_more, default=4, metavar="N", help="of other loaders (%(default)s)")
+    parser.add_argument("--window", metavar="SIZE", help="how much data is shuffled together, if rows come in blocks")
+    parser.add_argument("--device", help="plan for batches copied to this device: cuda")
+    parser.add_argument("--world", type=count, metavar="N", help="number of ranks that share an epoch")
+    parser.add_argument("--workers", type=count_or_zero, default=4, metavar="N", help="of other loaders (%(default)s)")
     parser.add_argument(
-        "--shuffle-buffer", type=count, default=1000, metavar="K", help="samples, of WebDataset (%(default)s)"
+        "--shuffle-buffer", type=count, default=1000, metavar="K", help="WebDataset's, in samples (%(default)s)"
     )
-    parser.add_argument("--no-measure", action="store_true", help="do not read for a second to see how fast it is")
-    parser.add_argument("--json", action="store_true", help="sizes in bytes, for scripts")
+    parser.add_argument(
+        "--no-measure", action="store_true", help="skip the one-second trial that measures reading speed"
+    )
+    parser.add_argument("--json", action="store_true", help="print the estimate as JSON, with sizes in bytes")
     shapes = parser.add_argument_group("from shapes alone")
-    shapes.add_argument("--shape", type=_shape, metavar="ROWS,…", help="of one file: 750,150,150,100")
+    shapes.add_argument("--shape", type=_shape, metavar="ROWS,…", help="shape of one file: 750,150,150,100")
     shapes.add_argument("--dtype", default="float32", help="(%(default)s)")
-    shapes.add_argument("--files", type=count, default=1, metavar="N", help="of that shape (%(default)s)")
+    shapes.add_argument(
+        "--files", type=count, default=1, metavar="N", help="number of files of that shape (%(default)s)"
+    )
     shapes.add_argument(
         "--with", dest="others", action="append", default=[], type=_field, metavar="NAME:DTYPE:SHAPE",
-        help="a further field of each row: picture:uint8:425,425,3",
+        help="another field of each row: picture:uint8:425,425,3",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the forecast."""
+    """Print the estimate."""
     if bool(args.path) == (args.shape is not None):
-        raise ConfigError("name files, or a --shape, and not both; --help has examples")
-    told = penstock.plan(
-        opened(args) if args.path else _shapes(args),
+        raise ConfigError("expected files or --shape, and not both; --help has examples")
+    forecast = penstock.plan(
+        open_dataset(args) if args.path else _shapes(args),
         batch_size=args.batch_size,
         files=args.files,
         habits=Habits(args.workers, args.shuffle_buffer),
         measure=0 if args.no_measure else 1,
         **_options(args),
     )
-    print(json.dumps(told.as_json(), indent=2) if args.json else told)
+    print(json.dumps(forecast.as_json(), indent=2) if args.json else forecast)
     return 0
 
 

@@ -1,85 +1,140 @@
-"""``penstock verify``: whether files are what they were, and which samples suffer where they are not."""
+"""``penstock verify``: whether files have changed or are damaged, and which samples are affected."""
 
 import argparse
+import json
 import os
+import sys
+from typing import Any
 
 import penstock
-from penstock.cli.checking import checked, read_all, tell_end, tell_samples
-from penstock.cli.progress import Progress
-from penstock.fileio import Files
-from penstock.manifest import NAME
-from penstock.paths import paths_of
-from penstock.sizes import format_size
-from penstock.verification import bytes_of, default_manifest, write_manifest
+from penstock.base.progress import Progress
+from penstock.base.sizes import format_size
+from penstock.files.files import Files
+from penstock.files.manifest import NAME
+from penstock.formats.paths import paths_of
+from penstock.loader.verify import Verdict, bytes_of, default_manifest, verify, write_manifest
 
 EXAMPLES = f"""examples:
   penstock verify "betas_session*.hdf5" --write
-      write down sizes and digests of these files, in {NAME} beside them
+      save the sizes and digests of these files in {NAME} beside them
 
   penstock verify "betas_session*.hdf5"
-      hold them against it; where there is none, read and decode everything, which finds what the
-      format's own checksums notice
+      compare the files with it; without one, read and decode everything, which finds whatever the
+      format's own checksums detect
 
   penstock verify "train-{{000..017}}.tar" --manifest copy.json
-      hold them against another
+      compare with another manifest
 
-A loader does the same as it reads: penstock.open(…, manifest="{NAME}")
+A loader compares as it reads: penstock.open(…, manifest="{NAME}")
 
-exit codes: 0 all well; 1 something is not as it was, or cannot be read; 2 nothing can be said (no such file, say)"""
+exit codes: 0 success; 1 something has changed, is damaged or cannot be read; 2 invalid request (no such file, say)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A path or several, and where the manifest is or goes."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
     parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "betas_session*.hdf5"')
     parser.add_argument(
         "--write", nargs="?", const="", metavar="FILE", help=f"write a manifest: {NAME} beside the files, or FILE"
     )
-    parser.add_argument("--manifest", metavar="FILE", help=f"the manifest to compare with; {NAME} beside the files")
-    parser.add_argument("--memory", metavar="SIZE", help="the most that reading may hold; little, if left out")
+    parser.add_argument(
+        "--manifest", metavar="FILE", help=f"the manifest to compare with (default: {NAME} beside them)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--memory", metavar="SIZE", help="most memory that reading may hold (default: a small amount)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write, compare or read; 1 if something is wrong."""
+    """Write a manifest, compare with one, or read everything; 1 if something is wrong."""
     source = args.path[0] if len(args.path) == 1 else args.path
     if args.write is not None:
-        return _write(source, args.write or None)
+        return _write(source, args.write or None, as_json=args.json)
     manifest = args.manifest or default_manifest(paths_of(source, Files()))
     if args.manifest is None and not os.path.isfile(manifest):
-        print(f"there is no {manifest} to compare with (--write makes one): reading everything", flush=True)
-        return _read(source, args.memory)
-    return _compare(source, manifest, args.memory)
+        if not args.json:
+            print(f"no {manifest} to compare with (--write makes one): reading everything", flush=True)
+        return _read(source, args.memory, as_json=args.json)
+    return _compare(source, manifest, args.memory, as_json=args.json)
 
 
-def _write(source: str | list[str], goal: str | None) -> int:
+def _write(source: str | list[str], goal: str | None, *, as_json: bool) -> int:
     total = bytes_of(source)
-    with Progress("digesting", max(1, total), "bytes") as progress:
+    with Progress("hashing", max(1, total), "bytes") as progress:
         written = write_manifest(source, goal, progress=lambda more, bad: progress.add(more))
-    print(f"written: {written}, of {format_size(total)}")
+    facts = {"manifest": str(written), "bytes": total}
+    print(json.dumps(facts, indent=2) if as_json else f"written: {written}, for {format_size(total)}")
     return 0
 
 
-def _compare(source: str | list[str], manifest: str, memory: str | None) -> int:
+def _compare(source: str | list[str], manifest: str, memory: str | None, *, as_json: bool) -> int:
     total = bytes_of(source)
-    verdict = checked("comparing", total, "bytes", "wrong", source, manifest=manifest, memory=memory)
+    verdict = _verify(("comparing", total, "bytes", "changed"), source, manifest=manifest, memory=memory)
+    if as_json:
+        print(json.dumps({"manifest": str(manifest), "bytes": total, **verdict.as_json()}, indent=2))
+        return 0 if verdict.sound else 1
     for damage in verdict.damages:
-        print(f"not as it was: {damage}")
-    tell_samples(verdict)
-    told = f"{len(verdict.damages):,} places are not as they were" if verdict.damages else "all is as it was"
-    print(f"verified: {format_size(total)} against {manifest}, {told}")
+        print(f"changed: {damage}")
+    print_unreadable(verdict)
+    found = f"places that changed: {len(verdict.damages):,}" if verdict.damages else "nothing has changed"
+    print(f"verified: {format_size(total)} against {manifest}, {found}")
     return 0 if verdict.sound else 1
 
 
-def _read(source: str | list[str], memory: str | None) -> int:
+def _read(source: str | list[str], memory: str | None, *, as_json: bool) -> int:
     ds = penstock.open(source, on_error="skip")
     verdict = read_all(ds, memory)
+    if as_json:
+        lost = {"files_left_out": [str(why) for why in ds.left_out], "fields_left_out": dict(ds.fields_left_out)}
+        print(json.dumps({"manifest": None, **lost, **verdict.as_json()}, indent=2))
+        return 0 if verdict.sound and not ds.left_out else 1
+    print_unreadable(verdict)
     for why in ds.left_out:
         print(f"left out: {why}")
+    for damage in verdict.damages:
+        print(f"damaged: {damage}")
     if verdict.unchecked:
         print(
-            f"not checked: {', '.join(verdict.unchecked)}: the format has no checksum there, so that a damaged byte "
-            f"passes for data; --write makes a manifest"
+            f"not checked: {', '.join(verdict.unchecked)}: the format has no checksum there, so a damaged byte would "
+            f"go unnoticed; --write makes a manifest"
         )
-    tell_end(ds, verdict)
+    print_total(ds, verdict)
     return 0 if verdict.sound and not ds.left_out else 1
+
+
+def read_all(ds: penstock.Dataset, memory: str | None) -> Verdict:
+    """Read everything, to find what cannot be read."""
+    bar = ("reading", _count_values(ds), "values", "cannot be read")
+    return _verify(bar, ds, memory=memory)
+
+
+def _verify(bar: tuple[str, int, str, str], source: Any, **options: Any) -> Verdict:
+    """Run ``penstock.verify`` with a progress bar: its title, total and unit, and the word for what is wrong."""
+    (title, total, unit, problem), found = bar, 0
+
+    def note() -> str:
+        return f"{found:,} {problem}" if found else ""
+
+    with Progress(title, max(1, total), unit, note) as progress:
+
+        def advance(more: int, bad: int) -> None:
+            nonlocal found
+            found = bad
+            progress.add(more)
+
+        return verify(source, progress=advance, **options)
+
+
+def print_unreadable(verdict: Verdict) -> None:
+    """The samples that cannot be read, and the chunks that hold a fill value."""
+    for fault in verdict.faults:
+        print(f"cannot be read: {fault}")
+    if verdict.filled:
+        print(f"never written: {verdict.filled:,} chunks, which read as their fill value")
+    sys.stdout.flush()
+
+
+def print_total(ds: penstock.Dataset, verdict: Verdict) -> None:
+    wrong = f"{verdict.unreadable:,} cannot be read" if verdict.unreadable else "all can be read"
+    print(f"verified: {_count_values(ds):,} values (one field of one sample each), {wrong}")
+
+
+def _count_values(ds: penstock.Dataset) -> int:
+    return len(ds) * len(ds.fields)

@@ -1,30 +1,37 @@
-"""NIfTI-1 and NIfTI-2: an image of three axes is one row, one of four axes has a row for each volume.
+"""NIfTI-1 and NIfTI-2: an image of three axes is one row, an image of four axes has one row per volume.
 
-Rows have the axes that nibabel gives them, and its scaled values (as float32) where the header scales. Volumes of
-``.nii`` files are read by their place. A ``.nii.gz`` can only be decoded from its beginning: its rows are one block, so
-that a loader decodes the file once an epoch; a row by itself costs all that comes before it.
+Rows have the axes that nibabel gives them, and nibabel's scaled values (as float32) where the header scales. Volumes of
+``.nii`` files are read at their position. A ``.nii.gz`` can only be decoded from its beginning: its rows are one block,
+so that a loader decodes the file once per epoch, and reading a single row decodes everything before it. The checksum of
+a ``.nii.gz`` is at its end and covers all rows: the first read goes on to the end, and a file with a wrong or missing
+checksum delivers no rows.
 """
 
 import struct
 import zlib
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from math import isfinite, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock import tally
+from penstock.base import counters
+from penstock.base.file_id import FileId
+from penstock.base.scratch import aligned, borrow
+from penstock.base.sizes import KiB
+from penstock.base.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.base.urls import base_name
+from penstock.dataset.extent_store import ExtentStore
+from penstock.dataset.rewrite import cast_fields
+from penstock.dataset.second_pass import crop
+from penstock.dataset.store import Out, Store, StoreBase, check_rows, digest
 from penstock.errors import ConfigError, Corrupt, SchemaMismatch, Truncated
-from penstock.extents import Chunks, FileId, KnownTable
-from penstock.fileio import Files
-from penstock.handles import Handle
-from penstock.memory import aligned, borrow
-from penstock.sizes import KiB
-from penstock.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath
-from penstock.steady import open_steady
-from penstock.store import ExtentStore, Out, Store, check_rows, digest
-from penstock.urls import base_name
-from penstock.wrap import cast_fields
+from penstock.files.files import Files
+from penstock.files.handles import Handle
+from penstock.files.retry import open_for_parser
+from penstock.read.extents import Chunks, Contiguous, KnownTable
+from penstock.read.part import Box, Mask, Within, compose, everything
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,29 +90,39 @@ def header(head: bytes, path: str) -> Image:
     """The header of a single file."""
     for order in "<>":
         size = struct.unpack_from(f"{order}i", head)[0] if len(head) >= 4 else 0
-        if size == 348 and len(head) >= 348:
+        if size == 348 and head[344:348] == b"n+1\0":
             dims = struct.unpack_from(f"{order}8h", head, 40)
             code, _ = struct.unpack_from(f"{order}2h", head, 70)
             offset, slope, inter = struct.unpack_from(f"{order}3f", head, 108)
-            return _image(path, order, dims, code, (offset, slope, inter))
-        if size == 540 and len(head) >= 540:
+            return _image(path, order, dims, code, (offset, slope, inter), 352)
+        if size == 540 and head[4:8] == b"n+2\0" and len(head) >= 540:
             (code,) = struct.unpack_from(f"{order}h", head, 12)
             dims = struct.unpack_from(f"{order}8q", head, 16)
-            return _image(path, order, dims, code, struct.unpack_from(f"{order}q2d", head, 168))
-    raise Corrupt(f"{path}: not a whole NIfTI header; fetch the file again, or leave it out")
+            return _image(path, order, dims, code, struct.unpack_from(f"{order}q2d", head, 168), 544)
+    raise Corrupt(
+        f"{path}: not a whole NIfTI header: expected a size of 348 and 'n+1' at byte 344, or 540 and 'n+2' at byte 4, "
+        f"but it begins with {head[:8]!r} and has {head[344:348]!r} at byte 344. Fetch the file again, or leave it out"
+    )
 
 
-def _image(path: str, order: str, dims: tuple[int, ...], code: int, placed: tuple[float, float, float]) -> Image:
-    count, offset = dims[0], placed[0]
-    if not 1 <= count <= 7 or any(size < 1 for size in dims[1 : count + 1]) or not 0 <= offset < 2**62:
-        raise Corrupt(f"{path}: its NIfTI header has dimensions {dims} and data at {offset}; fetch the file again")
+def _image(
+    path: str, order: str, dims: tuple[int, ...], code: int, placed: tuple[float, float, float], first_byte: int
+) -> Image:
+    count, (offset, slope, inter) = dims[0], placed
+    if not 1 <= count <= 7 or any(size < 1 for size in dims[1 : count + 1]) or not first_byte <= offset < 2**62:
+        raise Corrupt(
+            f"{path}: its NIfTI header has dimensions {dims} and data at {offset}, expected at {first_byte} or behind "
+            f"it; fetch the file again"
+        )
+    if isfinite(slope) and slope != 0 and not isfinite(inter):
+        raise Corrupt(f"{path}: its NIfTI header scales by {slope} and adds {inter}; fetch the file again")
     if code not in DTYPES:
         raise SchemaMismatch(
             f"{path}: NIfTI data type {code} is not one of plain numbers; expected one of {sorted(DTYPES)}. Save it as "
             f"another with nibabel"
         )
     shape = dims[1 : count + 1]
-    return Image(np.dtype(order + DTYPES[code]), shape, int(offset), float(placed[1]), float(placed[2]))
+    return Image(np.dtype(order + DTYPES[code]), shape, int(offset), float(slope), float(inter))
 
 
 def _name(path: str, options: "OpenOptions") -> str:
@@ -118,13 +135,7 @@ def _name(path: str, options: "OpenOptions") -> str:
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The volumes of one ``.nii`` file."""
     file, name = options.files.identify(path), _name(path, options)
-    image = header(options.files.head_of(file, HEAD_BYTES), path)
-    end = image.offset + image.rows * image.row_bytes
-    if end > file.size:
-        raise Truncated(
-            f"{path}: its image {image.shape} of {image.stored} reaches to byte {end:,}, but the file has only "
-            f"{file.size:,}. It was cut short, perhaps by an unfinished download or copy: fetch it again"
-        )
+    image = _whole_image(file, options.files)
     # In the file the last axis is the slowest.
     axes = range(len(image.shape)) if len(image.shape) == 4 else range(len(image.shape) + 1)
     axis = 3 if len(image.shape) == 4 else 0
@@ -137,12 +148,36 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     return ExtentStore({name: array}, options.files, {name: image.casts} if image.casts else None)
 
 
+def _whole_image(file: FileId, files: Files) -> Image:
+    """The header of a ``.nii`` file that holds all of its image."""
+    image = header(files.head_of(file, HEAD_BYTES), file.path)
+    end = image.offset + image.rows * image.row_bytes
+    if end > file.size:
+        raise Truncated(
+            f"{file.path}: its image {image.shape} of {image.stored} reaches to byte {end:,}, but the file has only "
+            f"{file.size:,}. It was cut short, perhaps by an unfinished download or copy: fetch it again"
+        )
+    return image
+
+
+def open_stored_volumes(path: str, name: str, files: Files) -> Store:
+    """The volumes of a ``.nii`` or ``.nii.gz`` file with their axes in the order of the file: (Z, Y, X)."""
+    file = files.identify(path)
+    if path.endswith(".gz"):
+        image = header(_first(files.head_of(file, 4 * HEAD_BYTES)), path)
+        store = GzippedVolumes(file, name, image, files)
+        return cast_fields(store, {name: image.casts}) if image.casts else store
+    image = _whole_image(file, files)
+    array = Contiguous(file, name, image.stored, image.row_shape[::-1], image.rows, image.offset)
+    return ExtentStore({name: array}, files, {name: image.casts} if image.casts else None)
+
+
 # Compressed.
 
 
 def is_gzipped(path: str) -> bool:
     """Whether a gzip file holds an image."""
-    with open_steady(path) as file:
+    with open_for_parser(path) as file:
         head = _first(file.read(4 * HEAD_BYTES))
     return head[344:347] == b"n+1" or head[4:7] == b"n+2"
 
@@ -162,22 +197,51 @@ def open_gzipped(path: str, options: "OpenOptions") -> Store:
     return cast_fields(store, {name: image.casts}) if image.casts else store
 
 
-class GzippedImage:
-    """Volumes decoded from the beginning of the file up to the last that is wanted, in one pass."""
+class GzippedImage(StoreBase):
+    """Volumes decoded from the beginning of the file up to the last one that is needed, in one pass."""
 
-    index_bytes = 0
+    fields: Fields
 
-    def __init__(self, file: FileId, name: str, image: Image, files: Files) -> None:
+    def __init__(self, file: FileId, name: str, image: Image, files: Files, parts: "tuple[Within, ...]" = ()) -> None:
         self.file, self.name, self.image, self.files = file, name, image, files
-        self.fields: Fields = {name: FieldSpec(image.stored, image.row_shape)}
+        self.parts = parts
+        """Parts of a row that were selected, each a part of the one before."""
+        self.part = reduce(compose, parts) if parts else everything(self.row_shape)
+        self.fields = {name: FieldSpec(image.stored, self.part.shape)}
+        self._is_checked = False
+        self._damage: Corrupt | Truncated | None = None
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of a whole row."""
+        return self.image.row_shape
+
+    @cached_property
+    def _stored_part(self) -> Within:
+        """The same part of a volume whose axes are in the order of the file, for masks."""
+        if isinstance(self.part, Box):
+            return self.part
+        along = np.unravel_index(self.part.flat, self.row_shape)
+        stored = self.row_shape[::-1]
+        return Mask(stored, np.ravel_multi_index(along[::-1], stored), self.part.single)
 
     @property
     def blocks(self) -> np.ndarray | None:
         return np.array([0]) if self.image.rows > 1 else None
 
     @property
+    def shared_index(self) -> dict[int, int]:
+        return {id(self.part): self.part.index_bytes + self._stored_part.index_bytes} if self.parts else {}
+
+    @property
     def fingerprint(self) -> str:
-        return digest("nii.gz", base_name(self.file.path), self.file.size, self.name, self.image)
+        found = digest("nii.gz", base_name(self.file.path), self.file.size, self.name, self.image)
+        for part in self.parts:
+            found = digest("part", found, self.name, part.describe())
+        return found
+
+    def selecting(self, field: str, part: Within) -> "GzippedImage":
+        return type(self)(self.file, self.name, self.image, self.files, (*self.parts, part))
 
     def __len__(self) -> int:
         return self.image.rows
@@ -190,7 +254,16 @@ class GzippedImage:
         check_rows(rows, self)
         if self.name not in out or len(rows) == 0:
             return
-        target, image = out[self.name], self.image
+        if self._damage is not None:
+            raise type(self._damage)(str(self._damage))
+        try:
+            self._read(rows, at, out[self.name])
+        except (Corrupt, Truncated) as error:
+            self._damage = type(error)(str(error))
+            raise
+
+    def _read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        image = self.image
         places: dict[int, list[int]] = {}
         for row, place in zip(rows.tolist(), at.tolist(), strict=True):
             places.setdefault(row, []).append(place)
@@ -201,24 +274,39 @@ class GzippedImage:
         ):
             stream = _Stream(handle, stored)
             stream.skip(image.offset)
-            volume = raw.view(image.stored).reshape(image.row_shape[::-1]).transpose()
+            volume = raw.view(image.stored).reshape(image.row_shape[::-1])
             for row in range(max(places) + 1):
                 if row not in places:
                     stream.skip(image.row_bytes)
                     continue
                 stream.fill(raw)
-                tally.mine().chunks_read += 1
+                counters.mine().chunks_read += 1
                 for place in places[row]:
-                    np.copyto(target[place : place + 1].reshape(image.row_shape), volume)
-            if row == image.rows - 1:
+                    self._place(volume, target[place : place + 1])
+            if not self._is_checked:
+                stream.skip((image.rows - 1 - row) * image.row_bytes)
                 stream.finish()
+                self._is_checked = True
+
+    def _place(self, volume: np.ndarray, target: np.ndarray) -> None:
+        """The part of one volume, whose axes are in the order of the file."""
+        part = self._stored_part
+        if isinstance(part, Box):
+            np.copyto(target.reshape(part.full_shape), self._turned(volume)[part.index])
+        elif volume.dtype.isnative:
+            crop(volume, part, target)
+        else:
+            target.reshape(-1)[:] = volume.reshape(-1)[part.flat]
+
+    def _turned(self, volume: np.ndarray) -> np.ndarray:
+        return volume.transpose()
 
     def read_paths(self) -> "Sequence[ReadPath]":
         how = "decoded from the beginning of the file; a copy as .nii or .zarr can be read anywhere"
         remedy = "gunzip (a copy as .nii)" if self.image.rows > 1 else ""
         times = (self.image.rows + 1) / 2
         spec, rows = self.fields[self.name], self.image.rows
-        by = MANIFEST if self.file.compared else ""
+        by = MANIFEST if self.file.compared else "crc32"
         path = ReadPath(
             self.name, spec, rows, "gzip, one stream", how, rows, times, self.file.size, remedy=remedy, checked_by=by
         )
@@ -229,6 +317,34 @@ class GzippedImage:
 
     def close(self) -> None:
         self.files.close()
+
+
+class GzippedVolumes(GzippedImage):
+    """The same with the axes of rows in the order of the file: (Z, Y, X)."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return self.image.row_shape[::-1]
+
+    @property
+    def _stored_part(self) -> Within:
+        return self.part
+
+    def _turned(self, volume: np.ndarray) -> np.ndarray:
+        return volume
+
+    @property
+    def fingerprint(self) -> str:
+        # The text that earlier versions hashed, so that their saved states still load.
+        image = self.image
+        header = _Verbatim(f"Header(shape={image.shape[::-1]!r}, stored={image.stored!r}, offset={image.offset!r})")
+        return digest("nifti", base_name(self.file.path), self.file.size, header, self.part.describe())
+
+
+class _Verbatim(str):
+    """A text whose ``repr`` is the text itself."""
+
+    __repr__ = str.__str__
 
 
 class _Stream:

@@ -1,4 +1,4 @@
-"""NumPy's archives. Arrays saved by ``np.savez`` lie in the file as they are, and are read in place.
+"""NumPy's archives. Arrays saved by ``np.savez`` are stored uncompressed and read in place.
 
 Those saved by ``np.savez_compressed`` can only be decoded from their beginning, and are held in memory.
 """
@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.combine import side_by_side
+from penstock.base.scratch import buffer
+from penstock.dataset.extent_store import ExtentStore
+from penstock.dataset.memory import HeldStore, check_can_be_held
+from penstock.dataset.rewrite import side_by_side
+from penstock.dataset.store import Store, StoreBase
 from penstock.errors import Corrupt, DataError, DecodeFailed, Missing, SchemaMismatch
-from penstock.extents import Contiguous, Extents
-from penstock.formats.held import HeldStore, check_can_be_held
+from penstock.files.retry import open_for_parser
 from penstock.formats.rows import common_rows
-from penstock.kinds import HEAD_BYTES, Npy
-from penstock.steady import open_steady
-from penstock.store import ExtentStore, Store
-from penstock.ziptable import HEADER_BYTES, ZipTable, zip_table
+from penstock.formats.zip_table import HEADER_BYTES, ZipTable, zip_table
+from penstock.read.extents import Contiguous, Extents
+from penstock.read.kinds import Npy
+from penstock.read.npy import HEADER_BYTES as NPY_HEADER_BYTES
+from penstock.read.npy import is_cut
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -23,9 +27,13 @@ if TYPE_CHECKING:
 COMPRESSED = "saved by np.savez_compressed, whose arrays can only be decoded from their beginning"
 
 
+# Headers are 128 bytes as a rule. Reading a whole member checks it, and intact rows of a damaged one may be wanted.
+USUAL_HEADER_BYTES = 1024
+
+
 def is_npz(path: str) -> bool:
     """Whether a zip archive begins with an array."""
-    with open_steady(path) as file:
+    with open_for_parser(path) as file:
         header = file.read(HEADER_BYTES)
         name = file.read(int.from_bytes(header[26:28], "little"))
     return name.endswith(b".npy")
@@ -34,7 +42,7 @@ def is_npz(path: str) -> bool:
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The rows of the arrays of one archive."""
     table = zip_table(path, options.files)
-    names = options.fields or _shared_rows(table)
+    names = options.fields or _shared_rows(table, options)
     direct: dict[str, Extents] = {}
     held: dict[str, np.ndarray] = {}
     for name in names:
@@ -45,22 +53,23 @@ def open_file(path: str, options: "OpenOptions") -> Store:
             direct[name] = _in_place(table, name, number)
     counts = {name: array.rows for name, array in direct.items()} | {name: len(array) for name, array in held.items()}
     common_rows(path, counts, asked_for=True)
-    stores: list[Store] = [ExtentStore(direct, options.files)] if direct else []
+    stores: list[StoreBase] = [ExtentStore(direct, options.files)] if direct else []
     if held:
         stores.append(HeldStore(table.file, held, COMPRESSED, "crc32"))
     return side_by_side(stores, names)
 
 
-def _shared_rows(table: ZipTable) -> list[str]:
-    """All arrays of numbers, provided they have as many rows as each other."""
+def _shared_rows(table: ZipTable, options: "OpenOptions") -> list[str]:
+    """All arrays, which must have the same number of rows."""
     found = {}
     for number, full in enumerate(table.names):
-        head = _head(table, number)
-        if head.shape and full.endswith(".npy"):
+        if not full.endswith(".npy"):
+            options.leave_out(full, "not an array (.npy)")
+        elif (head := _head(table, number)).shape:
             found[full.removesuffix(".npy")] = head.shape[0]
     if not found:
         raise Missing(
-            f"{table.file.path}: no array with one row a sample; it has {', '.join(table.names) or 'nothing'}"
+            f"{table.file.path}: no array with one row per sample; it has {', '.join(table.names) or 'nothing'}"
         )
     common_rows(table.file.path, found, asked_for=False)
     return list(found)
@@ -68,14 +77,17 @@ def _shared_rows(table: ZipTable) -> list[str]:
 
 def _number(table: ZipTable, name: str) -> int:
     if f"{name}.npy" not in table.names:
-        told = ", ".join(repr(each.removesuffix(".npy")) for each in table.names)
-        raise Missing(f"{table.file.path}: no array {name!r}; the file has {told}")
+        shown = ", ".join(repr(each.removesuffix(".npy")) for each in table.names)
+        raise Missing(f"{table.file.path}: no array {name!r}; the file has {shown}")
     return table.names.index(f"{name}.npy")
 
 
 def _head(table: ZipTable, number: int) -> Npy:
+    head = table.read(number, USUAL_HEADER_BYTES)
+    if is_cut(head):
+        head = table.read(number, NPY_HEADER_BYTES)
     try:
-        return Npy.of(table.read(number, HEAD_BYTES))
+        return Npy.of(head)
     except DataError as error:
         raise type(error)(f"{table.file.path}: {table.names[number]}: {error}") from error
 
@@ -88,21 +100,29 @@ def _in_place(table: ZipTable, name: str, number: int) -> Contiguous:
     except Corrupt as error:
         raise Corrupt(f"{table.file.path}: {table.names[number]}: {error}; fetch the file again") from error
     begin = int(table.offsets[number]) + len(head.head)
-    return Contiguous(table.file, name, head.dtype, head.shape[1:], head.shape[0], begin)
+    return Contiguous(
+        file=table.file, name=name, stored=head.dtype, shape=head.shape[1:], rows=head.shape[0], offset=begin
+    )
 
 
 def _check_rows(table: ZipTable, name: str, head: Npy) -> None:
     if not head.shape:
-        raise SchemaMismatch(f"{table.file.path}: {name!r} is a single number; expected one row a sample")
+        raise SchemaMismatch(f"{table.file.path}: {name!r} is a single number; expected one row per sample")
 
 
 def _decoded(table: ZipTable, number: int) -> np.ndarray:
     head, name = _head(table, number), table.names[number]
     _check_rows(table, name, head)
     check_can_be_held(table.file.path, head.bytes, f"{name} is {COMPRESSED}", "Save it by np.savez")
-    data = table.read(number, len(head.head) + head.bytes + 1)
+    data = buffer(head.bytes)
+    length = table.unpack_into(number, len(head.head), data)
     try:
-        head.check(len(data))
+        head.check(length)
     except Corrupt as error:
         raise DecodeFailed(f"{table.file.path}: {name}: {error}; fetch the file again") from error
-    return np.frombuffer(data, head.dtype, offset=len(head.head)).reshape(head.shape)
+    return _native(data.view(head.dtype)).reshape(head.shape)
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """The same numbers in this machine's byte order, swapped in place: a copy would double the memory."""
+    return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))

@@ -1,8 +1,7 @@
-"""Which format reads what: by the first bytes or what a folder holds, then by the name.
+"""Finds the format of a file or folder: by its first bytes or its content, then by its name.
 
-Other packages add theirs by entry point.
-
-A format is a frozen value and one function from a path to a store. See ``formats/npy.py`` for the smallest one.
+A format is a frozen value and one function from a path to a store; ``formats/npy.py`` is the smallest. Other packages
+add theirs by entry point.
 """
 
 import os
@@ -13,32 +12,38 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, Literal
 
+from penstock.base.urls import base_name, is_remote
+from penstock.dataset.store import Store
 from penstock.errors import ConfigError
-from penstock.fileio import Files
-from penstock.kinds import Wanted
-from penstock.store import Store
-from penstock.urls import base_name, is_remote
+from penstock.files.files import Files
+from penstock.read.kinds import MemberOptions
 
 ENTRY_POINT_GROUP = "penstock.formats"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OpenOptions:
-    """What the caller of ``open`` asked for."""
+    """The arguments of ``open``, as formats need them."""
 
     fields: tuple[str, ...] | None = None
     allow_fill: bool = False
-    """Whether the fill value stands for what was never written; it is an error otherwise, whatever the format says."""
+    """Deliver the fill value for chunks that were never written; otherwise they are an error."""
     files: Files = field(default_factory=Files)
     row_axis: int | Mapping[str, int] = 0
     swmr: bool = False
     on_error: Literal["raise", "skip"] = "raise"
     index_folder: str | None = None
-    """Where tables of many chunks are kept; None keeps none."""
+    """Where large chunk tables are saved; None saves none."""
     allow_external: tuple[str, ...] = ()
-    """Folders that an HDF5 file may refer to besides its own."""
-    members: Wanted = field(default_factory=Wanted)
-    """What pictures, text and the like become, where samples are files."""
+    """Folders that an HDF5 file may refer to, besides its own."""
+    members: MemberOptions = field(default_factory=MemberOptions)
+    """How pictures, text and the like are decoded, if samples are files."""
+    fields_left_out: dict[str, str] = field(default_factory=dict, compare=False)
+    """Filled by formats: fields that cannot be delivered, and why."""
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Report a field that cannot be delivered and was not asked for by name; ``open`` warns of it."""
+        self.fields_left_out.setdefault(name, why)
 
     def row_axis_of(self, name: str) -> int:
         """The axis of the rows of one dataset."""
@@ -55,21 +60,21 @@ class Format:
     open: Callable[[str, OpenOptions], Store]
     magic_at: int = 0
     recognises: Callable[[str], bool] | None = None
-    """Asked of a folder, or of a file that begins right, where first bytes alone do not tell."""
+    """Called for a folder, or for a file that begins with ``magic``, if first bytes alone do not decide."""
     folders: bool = False
-    """Whether a folder can be one."""
+    """Whether a folder can be of this format."""
     sign: str = ""
-    """What is looked for, in words, where that is not its first bytes."""
+    """What ``recognises`` looks for, as text for error messages."""
     reads_itself: bool = False
-    """Whether all its bytes come through ``Files``, which holds them against a manifest as they are read; else whole
-    files are, when they are opened."""
+    """Whether all its bytes come through ``Files``, which compares them with a manifest as they are read; otherwise
+    whole files are compared when they are opened."""
 
     def begins(self, head: bytes) -> bool:
-        """Whether a file with these first bytes is of this kind."""
+        """Whether a file with these first bytes may be of this format."""
         return bool(self.magic) and head.startswith(self.magic, self.magic_at)
 
-    def is_kind_of(self, path: str, head: bytes | None) -> bool:
-        """Whether this is one, by its content; a folder has no first bytes."""
+    def matches(self, path: str, head: bytes | None) -> bool:
+        """Whether a file or folder is of this format, by its content; ``head`` is None for a folder."""
         if head is None:
             return self.folders and self.recognises is not None and self.recognises(path)
         if self.recognises is not None and is_remote(path):
@@ -77,17 +82,17 @@ class Format:
         return self.begins(head) and (self.recognises is None or self.recognises(path))
 
     def is_named(self, path: str) -> bool:
-        """Whether it has the name of one."""
+        """Whether the name has a suffix of this format."""
         return base_name(path.rstrip("/")).lower().endswith(self.suffixes)
 
     def __str__(self) -> str:
         at = f" at {self.magic_at}" if self.magic_at else ""
-        looked_for = self.sign or (f"bytes {self.magic!r}{at}" if self.magic else "")
-        return f"{self.name} ({', '.join(filter(None, [' '.join(self.suffixes), looked_for]))})"
+        recognised_by = self.sign or (f"bytes {self.magic!r}{at}" if self.magic else "")
+        return f"{self.name} ({', '.join(filter(None, [' '.join(self.suffixes), recognised_by]))})"
 
 
-def _in(module: str, function: str) -> Callable[..., Any]:
-    """A function of a format's module, imported when it is first called: there are many, and a program needs few."""
+def _lazy(module: str, function: str) -> Callable[..., Any]:
+    """A function of a format's module, which is imported at the first call: most programs need one or two formats."""
 
     def call(*args: Any) -> Any:
         return getattr(import_module(f"penstock.formats.{module}"), function)(*args)
@@ -100,53 +105,55 @@ COMPRESSED_TAR = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".t
 
 BUILT_IN = (
     Format(
-        "hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", _in("hdf5", "open_file"),
+        "hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", _lazy("hdf5", "open_file"),
         reads_itself=True,
     ),
-    Format("npy", (".npy",), b"\x93NUMPY", _in("npy", "open_file"), reads_itself=True),
-    Format("tar", (".tar",), b"ustar", _in("tar", "open_file"), magic_at=257, reads_itself=True),
-    Format("compressed tar", COMPRESSED_TAR, b"", _in("tar", "open_compressed")),
+    Format("npy", (".npy",), b"\x93NUMPY", _lazy("npy", "open_file"), reads_itself=True),
+    Format("tar", (".tar",), b"ustar", _lazy("tar.store", "open_file"), magic_at=257, reads_itself=True),
+    Format("compressed tar", COMPRESSED_TAR, b"", _lazy("tar.store", "open_compressed")),
     Format(
-        "npz", (".npz",), ZIP, _in("npz", "open_file"), recognises=_in("npz", "is_npz"),
+        "npz", (".npz",), ZIP, _lazy("npz", "open_file"), recognises=_lazy("npz", "is_npz"),
         sign="a zip archive of .npy files",
     ),
     Format(
-        "zarr", (".zarr",), ZIP, _in("zarr", "open_store"), recognises=_in("zarr", "is_store"), folders=True,
+        "zarr", (".zarr",), ZIP, _lazy("zarr", "open_store"), recognises=_lazy("zarr", "is_store"), folders=True,
         sign="a folder or zip archive with zarr.json, .zgroup or .zarray", reads_itself=True,
     ),
-    Format("nifti", (".nii",), b"n+1\0", _in("nifti", "open_file"), magic_at=344, reads_itself=True),
-    Format("nifti-2", (), b"n+2\0", _in("nifti", "open_file"), magic_at=4, reads_itself=True),
+    Format("nifti", (".nii",), b"n+1\0", _lazy("nifti", "open_file"), magic_at=344, reads_itself=True),
+    Format("nifti-2", (), b"n+2\0", _lazy("nifti", "open_file"), magic_at=4, reads_itself=True),
     Format(
-        "gzipped nifti", (".nii.gz",), b"\x1f\x8b", _in("nifti", "open_gzipped"), recognises=_in("nifti", "is_gzipped")
+        "gzipped nifti", (".nii.gz",), b"\x1f\x8b", _lazy("nifti", "open_gzipped"),
+        recognises=_lazy("nifti", "is_gzipped"),
     ),
-    Format("parquet", (".parquet", ".pq"), b"PAR1", _in("tables", "open_parquet")),
-    Format("arrow", (".arrow", ".feather"), b"ARROW1", _in("tables", "open_arrow")),
+    Format("parquet", (".parquet", ".pq"), b"PAR1", _lazy("parquet", "open_parquet")),
+    Format("arrow", (".arrow", ".feather"), b"ARROW1", _lazy("parquet", "open_arrow")),
     Format(
-        "lmdb", (".mdb", ".lmdb"), b"\xde\xc0\xef\xbe", _in("lmdb", "open_file"), magic_at=16,
-        recognises=_in("lmdb", "is_database"), folders=True, sign="data.mdb in a folder, or bytes of it",
+        "lmdb", (".mdb", ".lmdb"), b"\xde\xc0\xef\xbe", _lazy("lmdb", "open_file"), magic_at=16,
+        recognises=_lazy("lmdb", "is_database"), folders=True, sign="data.mdb in a folder, or bytes of it",
         reads_itself=True,
     ),
     Format(
-        "tiledb", (".tiledb", ".tdb"), b"", _in("tiledb", "open_folder"), recognises=_in("tiledb", "is_array"),
+        "tiledb", (".tiledb", ".tdb"), b"", _lazy("tiledb", "open_folder"), recognises=_lazy("tiledb", "is_array"),
         folders=True,
     ),
-    Format(  # the last of those for folders: others may hold pictures too
-        "pictures", (), b"", _in("folders", "open_folder"), folders=True,
-        recognises=_in("folders", "is_folder_of_pictures"), sign="a folder with pictures in it", reads_itself=True,
+    Format(  # the last one for folders: folders of other formats may hold pictures too
+        "pictures", (), b"", _lazy("folder.pictures", "open_folder"), folders=True,
+        recognises=_lazy("folder.pictures", "is_folder_of_pictures"), sign="a folder with pictures in it",
+        reads_itself=True,
     ),
 )  # fmt: skip
 
 
 def formats() -> Iterator[Format]:
-    """All known formats: ours, then those that installed packages register, asked for only if none of ours will do."""
+    """All formats: built in, then those of installed packages, which are looked up only if no built-in one matches."""
     yield from BUILT_IN
-    yield from of_others()
+    yield from plugin_formats()
 
 
 @cache
-def of_others() -> Sequence[Format]:
-    """Those that installed packages register."""
-    from importlib.metadata import entry_points  # takes a quarter of the time that importing penstock takes
+def plugin_formats() -> Sequence[Format]:
+    """The formats that installed packages register."""
+    from importlib.metadata import entry_points  # slow to import
 
     return tuple(_loaded(entry) for entry in entry_points(group=ENTRY_POINT_GROUP))
 
@@ -156,20 +163,20 @@ def _loaded(entry: Any) -> Format:
     if not isinstance(found, Format):
         raise ConfigError(
             f"the entry point {entry.name!r} of {ENTRY_POINT_GROUP!r} ({entry.value}) is {type(found).__name__}: "
-            f"expected a Format. Mend or uninstall the package that has it"
+            f"expected a Format. Repair or uninstall the package that has it"
         )
     return found
 
 
 def folder_format(path: str) -> Format | None:
-    """The format of a folder that is opened as one thing, if it is of such a kind."""
-    by_content = (known for known in formats() if known.is_kind_of(path, None))
+    """The format of a folder that is opened as one dataset, or None."""
+    by_content = (known for known in formats() if known.matches(path, None))
     by_name = (known for known in formats() if known.folders and known.is_named(path))
     return next(chain(by_content, by_name), None)
 
 
-def tried() -> str:
-    """What is known here, and what it is recognised by."""
+def known_formats() -> str:
+    """All formats and how they are recognised, for error messages."""
     return ", ".join(map(str, formats()))
 
 
@@ -182,14 +189,14 @@ def format_of(path: str, files: Files) -> Format:
     if os.path.isdir(path):
         found = folder_format(path)
         if found is None:
-            raise ConfigError(f"{path}: a folder of no format known here. Tried, and expected one of: {tried()}")
+            raise ConfigError(f"{path}: a folder of no known format. Expected one of: {known_formats()}")
         return found
     head = files.first_bytes(path)
-    by_content = (known for known in formats() if known.is_kind_of(path, head))
+    by_content = (known for known in formats() if known.matches(path, head))
     by_name = (known for known in formats() if known.is_named(path))
     for known in chain(by_content, by_name):
         return known
     raise ConfigError(
-        f"{path}: not a format known here, neither by its first bytes ({head[:8]!r}) nor by its name. Tried, and "
-        f"expected one of: {tried()}"
+        f"{path}: of no known format, neither by its first bytes ({head[:8]!r}) nor by its name. "
+        f"Expected one of: {known_formats()}"
     )

@@ -1,6 +1,6 @@
 """The Natural Scenes Dataset: trials, voxels and pictures of a subject, ready to train on.
 
-Composition over penstock's core; nothing in the core knows NSD. ``docs/nsd.md`` shows how it is used.
+It is built on penstock's core; nothing in the core knows NSD. ``docs/nsd.md`` shows how it is used.
 """
 
 from importlib import import_module
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.nsd.dataset import NSDDataset
-    from penstock.nsd.loaders import get_dataloaders
-    from penstock.nsd.mindeye2_files import mindeye2
+    from penstock.nsd.mindeye import get_dataloaders, mindeye2
     from penstock.nsd.regions import Voxels
     from penstock.nsd.stimuli import Pictures, text
     from penstock.nsd.subject import NSD, subjects
@@ -22,8 +21,8 @@ _HOME_OF = {
     "NSDDataset": "dataset",
     "Pictures": "stimuli",
     "Voxels": "regions",
-    "get_dataloaders": "loaders",
-    "mindeye2": "mindeye2_files",
+    "get_dataloaders": "mindeye",
+    "mindeye2": "mindeye",
     "subjects": "subject",
     "synthesize": "synthetic",
     "text": "stimuli",

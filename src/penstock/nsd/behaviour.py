@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.gathered import NO_ROW
+from penstock.dataset.gather import NO_ROW
 from penstock.nsd.layout import REPS
 from penstock.nsd.repetitions import by_picture, neighbours
 

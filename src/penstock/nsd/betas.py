@@ -1,47 +1,52 @@
-"""Session files -> one dataset with a row for each trial: what is on disk, in whatever layout, in one voxel order."""
+"""Session files as one dataset with a row per trial: whatever their layout, voxels come in one order."""
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from penstock.dataset import Dataset
+from penstock.base.spec import Cast, ReadPath
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.rewrite import cast_fields, select_part
+from penstock.dataset.store import Filled, Out, StoreBase, Wrapper
 from penstock.errors import DataError, Missing, SchemaMismatch
-from penstock.fileio import Files
+from penstock.files.files import Files
+from penstock.formats.nifti import open_stored_volumes
+from penstock.formats.open import open_with
 from penstock.nsd.layout import FIELD, Layout
-from penstock.nsd.nifti import open_nifti
 from penstock.nsd.prepared import stored_numbers
 from penstock.nsd.regions import Voxels
-from penstock.opening import open
-from penstock.within import Mask, elements
+from penstock.read.part import Mask, Within, elements
+from penstock.read.pieces import WHOLE, Share
 
 SUFFIXES = (".hdf5", ".h5", ".mat", ".nii", ".nii.gz")
-"""Of files of a session, best first."""
+"""Suffixes of session files, the preferred one first."""
 NAME = re.compile(r"betas_session(\d+)(\.hdf5|\.h5|\.mat|\.nii|\.nii\.gz)")
+SURFACE = re.compile(r"[lr]h\.betas_session\d+\.\w+")
+"""Betas on a surface, one file per hemisphere: not read."""
+ADVICE = "nsd.prepare() or `penstock nsd prepare`"
+"""How to make copies in which each trial can be read by itself."""
 
 
 @dataclass(frozen=True)
 class SessionFiles:
-    """The files of the sessions that are there: session -> path."""
+    """The session files that exist: session -> path."""
 
     folder: str
     paths: dict[int, str]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of ``open``, for files on other machines."""
 
     @classmethod
-    def listed(cls, folder: str, urls: Sequence[str], options: Mapping[str, Any]) -> "SessionFiles":
+    def listed(cls, folder: str, urls: Sequence[str]) -> "SessionFiles":
         """Files on another machine."""
         matched = ((NAME.fullmatch(url.rpartition("/")[2]), url) for url in urls)
-        return cls(folder, {int(found[1]): url for found, url in matched if found}, options)
+        return cls(folder, {int(found[1]): url for found, url in matched if found})
 
     @classmethod
     def find(cls, layout: Layout) -> "SessionFiles":
-        """In the release's place, or else in the root itself."""
+        """The files in the release's folder, or else those in the root itself."""
         for folder in (layout.beta_folder, layout.root):
             paths: dict[int, str] = {}
             for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -59,55 +64,63 @@ def _rank(path: str) -> int:
 
 
 class Sessions:
-    """Sessions as they are stored, opened once each."""
+    """Sessions as they are stored; each is opened once, through handles that all of them share."""
 
-    def __init__(self, files: SessionFiles, volume: tuple[int, ...] | None) -> None:
-        self.files, self._volume = files, volume
-        self._handles = Files()
+    def __init__(self, files: SessionFiles, volume: tuple[int, ...] | None, handles: Files) -> None:
+        self.files, self._volume, self.handles = files, volume, handles
         self._opened: dict[int, Dataset] = {}
         self._elements: dict[str, Mask] = {}
 
     def stored(self, session: int) -> Dataset:
-        """One session: rows are trials, of the shape in which volumes are stored."""
+        """One session: rows are trials, with the shape in which volumes are stored."""
         if session not in self._opened:
-            path = self.files.paths[session]
             try:
-                if path.endswith((".nii", ".nii.gz")):
-                    made = Dataset(open_nifti(path, FIELD, self._handles))
-                else:
-                    made = open(path, fields=[FIELD], **self.files.options)
+                self._opened[session] = self._open(self.files.paths[session])
             except DataError as error:
                 others = [number for number in self.files.paths if number != session]
-                left = f"sessions={others}" if len(others) < 6 else f"sessions= all but {session}"
-                raise type(error)(f"session {session}: {error}. To go on without it, pass {left}") from error
-            if len(made.fields[FIELD].shape) != 3:
-                shape = made.fields[FIELD].shape
-                raise SchemaMismatch(f"{path}: volumes have shape {shape}, expected three axes: (trials, Z, Y, X)")
-            self._opened[session] = made
+                rest = f"sessions={others}" if len(others) < 6 else f"sessions= all but {session}"
+                raise type(error)(
+                    f'session {session}: {error}. To go on without it, pass {rest}, or on_error="skip"'
+                ) from error
         return self._opened[session]
 
+    def _open(self, path: str) -> Dataset:
+        if path.endswith((".nii", ".nii.gz")):
+            made = Dataset(open_stored_volumes(path, FIELD, self.handles))
+        else:
+            made = open_with(self.handles, path, [FIELD])
+        spec = made.fields[FIELD]
+        if len(spec.shape) != 3 or spec.dtype.kind not in "iuf":
+            raise SchemaMismatch(
+                f"{path}: volumes have shape {spec.shape} and dtype {spec.dtype}; expected numbers with three axes: "
+                f"(trials, Z, Y, X)"
+            )
+        return Dataset(Session(made.store)) if made.store.blocks is not None else made
+
     @cached_property
-    def first(self) -> Dataset:
-        """Any session, to learn from."""
-        return self.stored(next(iter(self.files.paths)))
+    def _first(self) -> tuple[str, Dataset]:
+        """The first session that can be opened, and its path; the others are compared with it."""
+        failure: DataError | None = None
+        for session, path in self.files.paths.items():
+            try:
+                return path, self.stored(session)
+            except DataError as error:
+                failure = failure or error
+        raise failure or Missing(f"{self.files.folder}: no session files")
 
     @property
     def trials(self) -> int:
-        """Trials of a session."""
-        return len(self.first)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.first.fields[FIELD].dtype
+        """Trials per session."""
+        return len(self._first[1])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape in which a volume is stored."""
-        return self.first.fields[FIELD].shape
+        return self._first[1].fields[FIELD].shape
 
     @property
     def reversed(self) -> bool:
-        """Whether volumes are stored as (Z, Y, X), which they are as released."""
+        """Whether volumes are stored as (Z, Y, X), as in the release."""
         return self._volume is None or self.shape == self._volume[::-1] or self.shape != self._volume
 
     @property
@@ -116,44 +129,112 @@ class Sessions:
         return self.shape[::-1] if self.reversed else self.shape
 
     def chosen(self, session: int, voxels: Voxels | None) -> Dataset:
-        """One session with these voxels, in their order; whole volumes as they are stored for None."""
+        """One session with these voxels, in their order; None gives whole volumes as they are stored."""
         whole = self.stored(session)
         if len(whole) != self.trials:
             raise SchemaMismatch(
-                f"{self.files.paths[session]}: has {len(whole)} trials, but other sessions have {self.trials}; fetch "
-                f"it again, or leave it out with sessions="
+                f"{self.files.paths[session]}: has {len(whole)} trials, but {self._first[0]} has {self.trials}; fetch "
+                f"the one that is not whole again, or leave it out with sessions="
             )
         return whole if voxels is None else whole.select_within(FIELD, self._numbers(voxels))
 
     def _numbers(self, voxels: Voxels) -> Mask:
-        """The voxels' places in a stored volume; one value for all sessions, which share what is worked out from it."""
+        """The voxels' positions in a stored volume; all sessions share it, and what readers derive from it."""
         if voxels.key not in self._elements:
             if voxels.shape != self.volume:
+                region = f" ({voxels.source})" if voxels.source else ""
                 raise SchemaMismatch(
-                    f"{self.files.folder}: volumes of {self.volume}, but the region {voxels.name!r} is of "
-                    f"{voxels.shape}: of another space or subject"
+                    f"{self._first[0]}: has volumes of {self.volume}, but the region {voxels.name!r}{region} is of "
+                    f"{voxels.shape}: it belongs to another space or subject"
                 )
             numbers = stored_numbers(voxels, self.shape, reverse=self.reversed)
             self._elements[voxels.key] = elements(self.shape, numbers)
         return self._elements[voxels.key]
 
 
-def check_sessions(wanted: Sequence[int], there: Sequence[int], folder: str) -> None:
+class Session(Wrapper):
+    """A session whose trials can only be read together. Its advice is to prepare copies by trial."""
+
+    def rebuild(self, children: Sequence[StoreBase]) -> StoreBase:
+        return Session(children[0])
+
+    def read(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share = WHOLE) -> None:
+        self.store.read(rows, at, out, share)
+
+    def filled(self, field: str, rows: np.ndarray, share: Share) -> Iterator[tuple[np.ndarray, Filled]]:
+        return self.store.filled(field, rows, share)
+
+    def casting(self, casts: Mapping[str, Cast]) -> StoreBase:
+        return Session(cast_fields(self.store, casts))
+
+    def selecting(self, field: str, part: Within) -> StoreBase:
+        return Session(select_part(self.store, field, part))
+
+    def advise(self, path: ReadPath) -> ReadPath:
+        return replace(path, remedy=ADVICE) if path.remedy else path
+
+
+class OneBlock(Wrapper):
+    """Sessions as one block: samples may need trials of any of them. Each session is still read only once."""
+
+    def __init__(self, store: StoreBase) -> None:
+        super().__init__(store)
+        starts = store.blocks
+        assert starts is not None
+        self._starts = starts
+        self._longest = int(np.diff(starts, append=len(store)).max())
+
+    @property
+    def blocks(self) -> np.ndarray:
+        return np.array([0])
+
+    def scratch_bytes(self, rows: int) -> int:
+        return self.store.scratch_bytes(min(rows, self._longest))
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        session = np.searchsorted(self._starts, rows, side="right")
+        for number in np.unique(session):
+            here = np.flatnonzero(session == number)
+            for begin in range(0, len(here), self._longest):  # a row may be needed several times
+                some = here[begin : begin + self._longest]
+                self.store.read_into(rows[some], at[some], out)
+
+
+def check_sessions(wanted: Sequence[int], present: Sequence[int], folder: str) -> None:
     """Refuse sessions that are not on disk."""
-    gone = sorted(set(wanted) - set(there))
-    if gone:
+    absent = sorted(set(wanted) - set(present))
+    if absent:
         raise Missing(
-            f"sessions {gone}: no betas of them in {folder}, which has {_runs(sorted(there))}. Fetch "
-            f"betas_session{gone[0]:02d}.hdf5 there, or ask for sessions that are there"
+            f"sessions {ranges(absent)}: no betas of them in {folder}, which has {ranges(sorted(present))}. Fetch "
+            f"betas_session{absent[0]:02d}.hdf5 there, or choose sessions that are there"
         )
 
 
-def _runs(numbers: list[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """``1-37, 39``."""
-    told, begin = [], 0
+    parts, begin = [], 0
     for place in range(1, len(numbers) + 1):
         if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
             first, last = numbers[begin], numbers[place - 1]
-            told.append(str(first) if first == last else f"{first}-{last}")
+            parts.append(str(first) if first == last else f"{first}-{last}")
             begin = place
-    return ", ".join(told) or "none"
+    return ", ".join(parts) or "none"
+
+
+def why_no_sessions(layout: Layout) -> str:
+    """Why there are no betas, and what there is instead."""
+    text = f"no betas of subject {layout.subject}: no betas_sessionNN.hdf5 or .nii.gz in {layout.beta_folder}"
+    here = layout.root
+    for step in ("nsddata_betas", "ppdata", layout.name, layout.space, layout.betas):
+        inner = os.path.join(here, step)
+        if not os.path.isdir(inner):
+            found = ", ".join(sorted(os.listdir(here))[:12]) or "nothing"
+            return f"{text}. There is no {step} in {here}, which has: {found}. Check root, subject, space and betas"
+        here = inner
+    surface = next((name for name in sorted(os.listdir(here)) if SURFACE.fullmatch(name)), None)
+    if surface is not None:
+        return (
+            f"{text}. The folder has betas on a surface, such as {surface}, which penstock does not read: choose "
+            f'space="func1pt8mm" or "func1mm", or read them with nibabel'
+        )
+    return f"{text}. The folder is there, without sessions; fetch them"

@@ -8,12 +8,13 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 
+from penstock.base.sizes import MiB
+from penstock.dataset.store import digest
 from penstock.errors import ConfigError, Missing
-from penstock.fileio import Files
-from penstock.index import default_folder
+from penstock.files import locks
+from penstock.files.files import Files
 from penstock.nsd.layout import DESIGN, STIM_INFO, Layout
-from penstock.sizes import MiB
-from penstock.store import digest
+from penstock.read.saved_chunks import default_folder
 
 PIECE_BYTES = 1 * MiB
 
@@ -27,6 +28,8 @@ def mirrored(layout: Layout, folder: str, files: Files) -> Layout:
     """The subject's small files copied into ``folder``, and the layout that finds them there."""
     if not layout.root.startswith("s3://"):
         raise ConfigError(f"{layout.root}: expected a folder, or a bucket such as s3://natural-scenes-dataset")
+    locks.make_folder(folder)
+    locks.check_folder(folder, f"cache_dir={folder!r}")
     here = replace(layout, root=folder)
     single = [
         DESIGN,
@@ -67,7 +70,7 @@ def _copy(files: Files, url: str, path: str) -> None:
     file = files.identify(url)
     if os.path.isfile(path) and os.path.getsize(path) == file.size:
         return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    locks.make_folder(os.path.dirname(path))
     with files.stream(url) as source, open(f"{path}.part", "wb") as copy:
         while piece := source.read(PIECE_BYTES):
             copy.write(piece)

@@ -1,44 +1,95 @@
-"""What is trained on: voxels, pictures and whatever else was asked for, one sample a trial or a picture."""
+"""The dataset to train on: voxels, pictures and other columns, one sample per trial or per picture."""
 
+import os
+import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.dataset import Dataset, Index
-from penstock.errors import BudgetExceeded, ConfigError
-from penstock.loader import Loader
+from penstock.base.sizes import MiB, format_size, parse_size
+from penstock.base.spec import row_bytes
+from penstock.dataset.composition import join
+from penstock.dataset.dataset import Dataset, Index
+from penstock.errors import BudgetExceeded, ConfigError, DataError
+from penstock.files.files import MAX_OPEN_FILES
+from penstock.loader.loader import Loader
+from penstock.loader.request import WINDOW_BYTES
+from penstock.nsd.layout import Layout
 from penstock.nsd.regions import Voxels
 from penstock.nsd.repetitions import OneOfEach
-from penstock.request import WINDOW_BYTES
-from penstock.sizes import MiB, parse_size
-from penstock.spec import row_bytes
+
+if TYPE_CHECKING:
+    from penstock.nsd.samples import Samples
 
 SESSIONS_MIXED = 4
-"""Batches of one session alone would follow its drift; of four, three quarters of any two samples are apart."""
+"""Batches from one session would follow its drift. With four, three of four pairs of samples are of different ones."""
+
+OPENING_BYTES = 3 * MiB
+OPENING_BYTES_PER_TRIAL = 1280
+"""Measured: the trial table, masks, and what the libraries that read them keep; 40 MiB for a whole subject."""
+
+COLUMNS = ("voxels", "image", "coco")
 
 
-# Measured, of a whole subject: the trial table, masks, and what the libraries that read them keep.
-OPENING_BYTES = 32 * MiB
+def opening_bytes(trials: int) -> int:
+    """Memory that a subject with this many trials on disk takes."""
+    return OPENING_BYTES + OPENING_BYTES_PER_TRIAL * trials
 
 
 class NSDDataset(Dataset):
-    """``ds[i]`` is a tuple of the columns: voxels, picture, number of the picture. Made by ``NSD.dataset``.
+    """``ds[i]`` is a tuple of the columns: voxels, picture, number of the picture.
+
+    ``NSD.dataset`` makes it, or ``NSDDataset(fmri_dir, …, max_open_files=5)``:
+
+    fmri_dir:        the root of the release, the folder of one version of betas in it (which names subject, space and
+                     version), or a folder with session files
+    columns:         what a sample consists of
+    subject:         1 to 8; needed where the folder's name does not tell
+    max_open_files:  data files held open at once
+    options:         all other arguments of ``NSD`` and ``NSD.dataset``
 
     It goes into torch's own ``DataLoader`` as it is, workers included; ``ds.loader(…)`` is penstock's.
     """
 
-    def __init__(self, made: Dataset, columns: Sequence[str], trials: Any, voxels: Voxels | None) -> None:
-        super().__init__(made.store, made.casts, made.left_out, made.axes)
-        self.columns = tuple(columns)
-        self.trials = trials
-        """The trial table of the samples, a row each; of a picture's first trial where samples are pictures."""
-        self.voxels = voxels
+    def __init__(
+        self,
+        fmri_dir: str | os.PathLike[str],
+        columns: Sequence[str] = COLUMNS,
+        *,
+        subject: int | None = None,
+        max_open_files: int = MAX_OPEN_FILES,
+        **options: Any,
+    ) -> None:
+        from penstock.nsd.subject import NSD
+
+        layout = Layout.of_folder(os.fspath(fmri_dir))
+        of_subject: dict[str, Any] = {"space": layout.space, "betas": layout.betas}
+        for name in ("space", "betas", "prepared", "remote", "cache_dir"):
+            if name in options:
+                of_subject[name] = options.pop(name)
+        nsd = NSD(layout.root, layout.subject if subject is None else subject, **of_subject)
+        vars(self).update(vars(nsd.dataset(columns, max_open_files=max_open_files, **options)))
+
+    @classmethod
+    def of(cls, samples: "Samples", left_out: Sequence[DataError] = ()) -> "NSDDataset":
+        """The dataset of these samples; ``left_out`` are the reasons why sessions are not among them."""
+        made = cls.__new__(cls)
+        made._fill(samples, left_out)
+        return made
+
+    def _fill(self, samples: "Samples", left_out: Sequence[DataError]) -> None:
+        made = join(**samples.parts())
+        super().__init__(made.store, made.casts, left_out, made.axes, made.fields_left_out)
+        self.columns = samples.wanted.columns
+        self.trials = samples.table()
+        """The trial table of the samples; where samples are pictures, the row of each picture's first trial."""
+        self.voxels: Voxels | None = samples.wanted.voxels
         """Which voxels, in the order in which they come; None for whole volumes."""
-        self._lines: np.ndarray | None = None
+        self._lines = samples.lines_of_samples()
+        self._trials_on_disk = len(samples.choice.everything)
 
     def __getitem__(self, index: Index | str) -> Any:
         sample = super().__getitem__(index)
@@ -53,13 +104,8 @@ class NSDDataset(Dataset):
         columns = (self.trials[name].tolist() for name in ("session", "trial_in_session", "global_trial"))
         return list(zip(*columns, strict=True))
 
-    def one_of_each(self, lines: np.ndarray) -> "NSDDataset":
-        """The same, to be shown a trial of each picture an epoch."""
-        self._lines = lines
-        return self
-
     def order(self, seed: int = 0, *, shuffle: bool = True) -> OneOfEach:
-        """For ``reps="random"``: every picture once an epoch, by one of its trials drawn anew."""
+        """For ``reps="random"``: every picture once per epoch, by one of its trials drawn anew."""
         if self._lines is None:
             raise ConfigError('order(): for datasets made with reps="random"')
         return OneOfEach(self._lines, seed, shuffle)
@@ -67,24 +113,50 @@ class NSDDataset(Dataset):
     def loader(self, batch_size: int, *, shuffle: Any = False, seed: int = 0, **options: Any) -> Loader:
         """A ``penstock.Loader`` of the columns; ``options`` are its own.
 
-        Where trials can only be read session by session, at least four sessions are mixed together, pictures and all,
-        which takes memory; ``window=750`` mixes one at a time, and copies by trial (``NSD.prepare``) none at all.
-        Of ``memory``, some is set aside for what opening took, unless all of it is needed.
+        Where trials can only be read session by session, those of four sessions are mixed, or of fewer where
+        ``memory`` does not allow four; ``window=`` chooses otherwise. Copies by trial (``NSD.prepare``) need no window.
+        Part of ``memory`` is set aside for what opening took.
         """
         if self._lines is not None and isinstance(shuffle, bool):
             shuffle = self.order(seed, shuffle=shuffle)
         options.setdefault("columns", self.columns)
-        blocks = self.store.blocks
-        if blocks is not None and options.get("window") is None:
-            largest = int(np.diff(blocks, append=len(self)).max())
-            options["window"] = max(SESSIONS_MIXED * largest, WINDOW_BYTES // max(1, row_bytes(self.store.fields)))
         make = partial(Loader, self, batch_size=batch_size, shuffle=shuffle, seed=seed)
-        if "memory" in options:
-            memory = parse_size(options["memory"], argument="memory")
-            aside = min(OPENING_BYTES, memory // 16)
-            with suppress(BudgetExceeded):
-                loader = make(**{**options, "memory": memory - aside})
-                holders = {**loader.plan.holders, "opening": aside}
-                loader.plan = replace(loader.plan, limit_bytes=memory, holders=holders)
-                return loader
-        return make(**options)
+        if "memory" not in options:
+            return make(**{**options, "window": options.get("window") or self._window(SESSIONS_MIXED)})
+        memory = parse_size(options["memory"], argument="memory")
+        loader = self._fitting(make, options, memory)
+        holders = {**loader.plan.holders, "opening": self.opening_bytes}
+        smallest = loader.plan.smallest_bytes + self.opening_bytes
+        loader.plan = replace(loader.plan, limit_bytes=memory, holders=holders, smallest_bytes=smallest)
+        return loader
+
+    @property
+    def opening_bytes(self) -> int:
+        """Memory of what is in no plan: the trial table, masks, and what the libraries that read them keep."""
+        return opening_bytes(self._trials_on_disk)
+
+    def _window(self, sessions: int) -> int | None:
+        blocks = self.store.blocks
+        if blocks is None:
+            return None
+        largest = int(np.diff(blocks, append=len(self)).max())
+        smallest = WINDOW_BYTES // max(1, row_bytes(self.store.fields))
+        return max(sessions * largest, smallest) if sessions == SESSIONS_MIXED else sessions * largest
+
+    def _fitting(self, make: "partial[Loader]", options: dict[str, Any], memory: int) -> Loader:
+        """A loader that mixes as many sessions as memory allows."""
+        options = {**options, "memory": max(1, memory - self.opening_bytes)}
+        mixed = range(SESSIONS_MIXED, 0, -1) if self._window(1) is not None and not options.get("window") else (0,)
+        for sessions in mixed:
+            window = self._window(sessions) if sessions else options.get("window")
+            try:
+                return make(**{**options, "window": window})
+            except BudgetExceeded as error:
+                refusal = error
+        found = re.search(r"\(([\d,]+) bytes", str(refusal))
+        smallest = self.opening_bytes + (int(found[1].replace(",", "")) if found else 0)
+        raise BudgetExceeded(
+            f"memory={format_size(memory)} is too little: the smallest that works is {format_size(smallest)} "
+            f"({smallest:,} bytes, of which {self.opening_bytes:,} are "
+            f"set aside for the trial table and masks). For the rest: {refusal}"
+        ) from refusal

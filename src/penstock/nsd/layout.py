@@ -1,19 +1,22 @@
-"""Where the files of the release lie, and what they are called. Names only: nothing is opened here."""
+"""Where the files of the release are, and what they are called. Names only: nothing is opened here."""
 
 import os
+import re
 from dataclasses import dataclass
 
 SUBJECTS = range(1, 9)
+SESSIONS = {1: 40, 2: 40, 3: 32, 4: 30, 5: 40, 6: 32, 7: 40, 8: 30}
+"""Sessions that each subject did."""
 TRIALS = 750
-"""Trials of a session."""
+"""Trials per session."""
 RUNS = 12
 REPS = 3
 """Times each picture was planned to be shown."""
 
 FIELD = "betas"
-"""The dataset of a session's file."""
+"""The dataset in a session file."""
 SCALE = 300
-"""Betas are stored as whole numbers, so many to the percent of signal change."""
+"""Betas are stored as whole numbers: 300 is one percent of signal change."""
 
 BETAS = {
     "b1": "betas_assumehrf",
@@ -37,6 +40,14 @@ class Layout:
     subject: int
     space: str
     betas: str
+
+    @classmethod
+    def of_folder(cls, folder: str) -> "Layout":
+        """Of a root, or of a folder of betas in one: ``…/nsddata_betas/ppdata/subj01/func1pt8mm/betas_fithrf``."""
+        names = os.path.normpath(folder).split(os.sep)
+        if names[-5:-3] == ["nsddata_betas", "ppdata"] and (found := re.fullmatch(r"subj0(\d)", names[-3])):
+            return cls(os.path.join(folder, *[os.pardir] * 5), int(found[1]), names[-2], names[-1])
+        return cls(folder, 1, "func1pt8mm", BETAS["b3"])
 
     @property
     def name(self) -> str:
@@ -81,11 +92,11 @@ class Layout:
 
     @property
     def prepared(self) -> str:
-        """Where copies for training are kept, beside the release and never inside it."""
+        """Where copies for training are kept: beside the release, never inside it."""
         return os.path.join(self.root, "penstock", self.name, self.space, self.betas)
 
     def session(self, number: int, suffix: str) -> str:
-        """``session(7, ".hdf5")``: the betas of session 7."""
+        """The betas of a session: ``session(7, ".hdf5")``."""
         return os.path.join(self.beta_folder, f"betas_session{number:02d}{suffix}")
 
     def label_tables(self, region: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""Sessions turned from the order in which they are stored into copies by trial, in bounded memory.
+"""Sessions rewritten from the order in which they are stored into copies by trial, in bounded memory.
 
-A session is read once. Where it is stored by voxel, it is turned in parts: so many voxels of all its trials as memory
-allows, read by all cores together, then written into each trial's row. Each copy appears under its name when it is
-whole, and is not made again where it is still that of its source.
+A session is read once. A session stored by voxel is rewritten in parts: as many voxels of all its trials as memory
+allows are read by all cores together, then written into each trial's row. Each copy gets its name when it is whole, and
+is not made again while its source stays the same.
 """
 
 import json
@@ -12,65 +12,119 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from penstock import memory as scratch
-from penstock.dataset import Dataset
+from penstock.base import scratch
+from penstock.base.machine import cores
+from penstock.base.sizes import MiB, format_size
+from penstock.base.urls import is_remote
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.store import StoreBase
 from penstock.errors import BudgetExceeded, ConfigError, ConvertFailed
-from penstock.machine import cores
+from penstock.files.saved import atomic_write
 from penstock.nsd.betas import Sessions
 from penstock.nsd.layout import FIELD
-from penstock.nsd.nifti import CompressedNifti
-from penstock.nsd.outside import needed
-from penstock.nsd.prepared import NOTE_VERSION, VOLUMES, Prepared, fingerprint
+from penstock.nsd.libraries import needed
+from penstock.nsd.prepared import NOTE_VERSION, SUBJECT, VOLUMES, Prepared, fingerprint
 from penstock.nsd.regions import Voxels
-from penstock.sizes import MiB, format_size, parse_size
-from penstock.store import Store, read_share
-from penstock.urls import is_remote
-from penstock.within import Box, Within, elements, within
+from penstock.read.part import Box, Within, elements, within
 
 BASE_BYTES = 32 * MiB
-"""Measured: libraries, chunk tables and threads, beside the part of a session that is turned and the scratch."""
+"""Measured: libraries, chunk tables and threads, beside the part of a session in memory and the scratch."""
 MOST_TOGETHER = 96 * MiB
 """A larger part would be no faster."""
+PIECE_BYTES = 4 * MiB
+"""Copied at a time when sessions are put into one file."""
 
-Told = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 
 
-def prepare(
-    stored: Sessions,
-    prepared: Prepared,
-    voxels: Voxels | None,
-    sessions: Sequence[int],
-    *,
-    memory: int | str,
-    progress: Told,
-) -> str:
-    """Make the copies that are not there; return their folder."""
-    key = VOLUMES if voxels is None else voxels.key
-    folder = os.path.join(prepared.folder, key)
-    limit = parse_size(memory, argument="memory")
-    todo = [session for session in sessions if not prepared.is_current(key, session, stored.files.paths[session])]
-    if not todo:
-        return folder
-    each = stored.trials * stored.chosen(todo[0], voxels).fields[FIELD].row_bytes
-    _make_room(folder, each * len(todo))
+@dataclass(frozen=True)
+class Job:
+    """Which copies to make."""
+
+    stored: Sessions
+    prepared: Prepared
+    voxels: Voxels | None
+    sessions: Sequence[int]
+    limit_bytes: int
+
+    @property
+    def key(self) -> str:
+        return VOLUMES if self.voxels is None else self.voxels.key
+
+    def missing(self) -> list[int]:
+        """Sessions without a current copy."""
+        notes, paths = self.prepared.notes(self.key), self.stored.files.paths
+        return [s for s in self.sessions if s not in notes or not self.prepared.is_current(notes[s], paths[s])]
+
+
+def prepare(job: Job, *, one_file: bool, progress: Report) -> str:
+    """Make the copies that do not exist yet; return their folder."""
+    folder = os.path.join(job.prepared.folder, job.key)
+    todo, each = job.missing(), 0
+    if todo:
+        each = job.stored.trials * job.stored.chosen(todo[0], job.voxels).fields[FIELD].row_bytes
+        _make_room(folder, each * len(todo))
     for done, session in enumerate(todo):
 
-        def told(bytes_: int, before: int = done * each) -> None:
+        def report(bytes_: int, before: int = done * each) -> None:
             progress(before + bytes_, len(todo) * each)
 
-        copy = _Copy(stored, session, voxels, limit)
-        copy.write(prepared.path(key, session), told)
-        source = stored.files.paths[session]
-        note = {
-            "version": NOTE_VERSION, "source": fingerprint(source, prepared.files), "trials": stored.trials,
-            "reversed": stored.reversed, "voxels": "all" if voxels is None else voxels.name,
-            "made of": os.path.basename(source),
-        }  # fmt: skip
-        _write_note(prepared.path(key, session, ".json"), note)
+        _copy_session(job, session, report)
+    if one_file:
+        _put_into_one_file(job.prepared, job.key)
     return folder
+
+
+def _copy_session(job: Job, session: int, report: Callable[[int], None]) -> None:
+    stored, source = job.stored, job.stored.files.paths[session]
+    _Copy(stored, session, job.voxels, job.limit_bytes).write(job.prepared.path(job.key, session), report)
+    note = {
+        "version": NOTE_VERSION, "source": fingerprint(source, job.prepared.files), "trials": stored.trials,
+        "reversed": stored.reversed, "voxels": "all" if job.voxels is None else job.voxels.name,
+        "made of": os.path.basename(source),
+    }  # fmt: skip
+    _write_note(job.prepared.path(job.key, session, ".json"), note)
+
+
+def _put_into_one_file(prepared: Prepared, key: str) -> None:
+    """All copies of these voxels in one file, in the order of sessions; their own files are then removed."""
+    notes, path = prepared.notes(key), prepared.path(key, SUBJECT)
+    single = [session for session, note in notes.items() if note.path != path]
+    if not single:
+        return
+    rows = {session: np.load(note.path, mmap_mode="r", allow_pickle=False) for session, note in notes.items()}
+    first = next(iter(rows.values()))
+    count = sum(note.trials for note in notes.values())
+    _make_room(os.path.dirname(path), count * first[0].nbytes)
+    entries: dict[str, Any] = {}
+    try:
+        whole = np.lib.format.open_memmap(f"{path}.part", "w+", first.dtype, (count, *first.shape[1:]))
+        _take_room(f"{path}.part")
+        done = 0
+        step = max(1, PIECE_BYTES // max(1, first[0].nbytes))
+        for session, note in notes.items():
+            for begin in range(0, note.trials, step):
+                end = min(begin + step, note.trials)
+                whole[done + begin : done + end] = rows[session][note.first + begin : note.first + end]
+            entries[str(session)] = {
+                "source": note.source, "trials": note.trials, "reversed": note.reversed, "first": done,
+            }  # fmt: skip
+            done += note.trials
+        whole.flush()
+        del whole, first, rows
+        with suppress(OSError):
+            os.unlink(prepared.path(key, SUBJECT, ".json"))  # the new file is not what the old note describes
+        _put_in_place(f"{path}.part", path)
+    except OSError as error:
+        raise _failure(f"{path}.part", path, "the file of all sessions", error) from error
+    _write_note(prepared.path(key, SUBJECT, ".json"), {"version": NOTE_VERSION, "sessions": entries})
+    for session in single:
+        for suffix in (".json", ".npy"):
+            os.unlink(prepared.path(key, session, suffix))
 
 
 def _make_room(folder: str, bytes_: int) -> None:
@@ -90,27 +144,33 @@ def _make_room(folder: str, bytes_: int) -> None:
 
 def _write_note(path: str, note: dict[str, object]) -> None:
     try:
-        with open(f"{path}.part", "w") as file:
-            json.dump(note, file, indent=1)
-        _put_in_place(f"{path}.part", path)
+        with atomic_write(path, mode=0o644, durable=True) as file:
+            file.write(json.dumps(note, indent=1).encode())
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(f"{path}.part")
         raise ConvertFailed(
-            f"{path}: could not be written ({error.strerror or error}, errno {error.errno}); make room, and prepare "
-            f"again"
+            f"{path}: the note could not be written ({error.strerror or error}, errno {error.errno}). Copies that were "
+            f"whole before are kept: make room, and prepare again to continue"
         ) from error
 
 
+def _failure(part: str, path: str, what: str, error: OSError) -> ConvertFailed:
+    with suppress(OSError):
+        os.unlink(part)
+    return ConvertFailed(
+        f"{path}: {what} could not be written ({error.strerror or error}, errno {error.errno}). Copies that were whole "
+        f"before are kept: make room, and prepare again to continue"
+    )
+
+
 def _take_room(part: str) -> None:
-    """Have the disk's room before writing through a mapping, where a full disk would end the process."""
+    """Reserve disk space before writing through a mapping, where a full disk would end the process."""
     if hasattr(os, "posix_fallocate"):
         with open(part, "r+b", buffering=0) as file:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 def _put_in_place(part: str, path: str) -> None:
-    """Under its name when it is on the disk."""
+    """Give a file its name once it is on the disk."""
     with open(part, "r+b", buffering=0) as file:
         os.fsync(file.fileno())
     os.replace(part, path)
@@ -118,14 +178,14 @@ def _put_in_place(part: str, path: str) -> None:
 
 @dataclass(frozen=True)
 class _Copy:
-    """One session on its way."""
+    """The copy of one session in the making."""
 
     stored: Sessions
     session: int
     voxels: Voxels | None
     limit_bytes: int
 
-    def write(self, path: str, told: Callable[[int], None]) -> None:
+    def write(self, path: str, report: Callable[[int], None]) -> None:
         source = self.stored.chosen(self.session, self.voxels)
         part = f"{path}.part"
         try:
@@ -134,35 +194,30 @@ class _Copy:
             )
             offset = int(rows.offset)
             _take_room(part)
-            if isinstance(source.store, CompressedNifti):
-                _stream(source.store, rows, told)  # row after row, each written once
+            if self.stored.files.paths[self.session].endswith(".nii.gz"):  # one stream: row after row
+                source.store.read_into(np.arange(len(source)), np.arange(len(source)), {FIELD: rows})
+                report(rows.nbytes)
                 rows.flush()
             else:
                 del rows
                 with open(part, "r+b", buffering=0) as file:
-                    self._turn(source, file.fileno(), offset, told)
+                    self._rewrite(source, file.fileno(), offset, report)
             _put_in_place(part, path)
         except OSError as error:
-            with suppress(OSError):
-                os.unlink(part)
-            raise ConvertFailed(
-                f"{path}: session {self.session} could not be written ({error.strerror or error}, errno "
-                f"{error.errno}); what was whole before stays, and prepare goes on from there"
-            ) from error
+            raise _failure(part, path, f"session {self.session}", error) from error
 
-    def _turn(self, source: Dataset, descriptor: int, offset: int, told: Callable[[int], None]) -> None:
-        """Part by part: some elements of all trials, or where each can be read by itself, some trials."""
+    def _rewrite(self, source: Dataset, descriptor: int, offset: int, report: Callable[[int], None]) -> None:
+        """Part by part: some elements of all trials, or, where each trial can be read by itself, some trials."""
         spec, trials = source.fields[FIELD], len(source)
-        by_trial = source.store.blocks is None
         threads = cores()
         room = self._room(source.store, threads)
-        if by_trial:
+        if source.store.blocks is None:
             step = max(1, room // max(1, spec.row_bytes))
             for first in range(0, trials, step):
                 rows = np.arange(first, min(first + step, trials))
                 values = _read(source.store, rows, threads)
                 _pwrite(descriptor, values, offset + first * spec.row_bytes)
-                told((first + len(rows)) * spec.row_bytes)
+                report((first + len(rows)) * spec.row_bytes)
             return
         done = 0
         for part, begin in self._parts(spec.shape, room // trials // spec.dtype.itemsize):
@@ -171,10 +226,10 @@ class _Copy:
             for trial, row in enumerate(values):
                 _pwrite(descriptor, row, offset + trial * spec.row_bytes + begin * spec.dtype.itemsize)
             done += values.nbytes
-            told(done)
+            report(done)
 
     def _parts(self, shape: tuple[int, ...], most: int) -> "list[tuple[Within, int]]":
-        """Parts of a row of at most so many elements each, and the first element of each."""
+        """Parts of a row of at most ``most`` elements each, and the first element of each."""
         if len(shape) == 1:
             step = max(1, most)
             numbers = np.arange(shape[0])
@@ -190,7 +245,7 @@ class _Copy:
         return parts
 
     def _chunk_layers(self) -> int:
-        """Layers of a volume that a chunk of the file holds: parts should not cut through chunks."""
+        """Layers of a volume per chunk of the file: parts should not cut through chunks."""
         path = self.stored.files.paths[self.session]
         if is_remote(path):
             return 1
@@ -198,22 +253,22 @@ class _Copy:
             chunks = file[FIELD].chunks
         return max(1, chunks[1]) if chunks else 1
 
-    def _room(self, store: Store, threads: int) -> int:
-        """Bytes of a session in memory together."""
+    def _room(self, store: StoreBase, threads: int) -> int:
+        """Bytes of a session that may be in memory at once."""
         borrowed = threads * store.scratch_bytes(1 if store.blocks is None else len(store))
         room = self.limit_bytes - BASE_BYTES - borrowed
         least = len(store) * store.fields[FIELD].dtype.itemsize
         if room < least:
-            needed = BASE_BYTES + borrowed + least
+            smallest = BASE_BYTES + borrowed + least
             raise BudgetExceeded(
                 f"memory={format_size(self.limit_bytes)} is too little to prepare with: the smallest that works is "
-                f"{format_size(needed)} ({needed:,} bytes)"
+                f"{format_size(smallest)} ({smallest:,} bytes)"
             )
         return min(room, MOST_TOGETHER)
 
 
-def _read(store: Store, rows: np.ndarray, threads: int) -> np.ndarray:
-    """These rows, by all threads together."""
+def _read(store: StoreBase, rows: np.ndarray, threads: int) -> np.ndarray:
+    """These rows, read by all threads together."""
     spec = store.fields[FIELD]
     values = scratch.buffer(len(rows) * spec.row_bytes).view(spec.dtype).reshape(len(rows), *spec.shape)
     at, failures = np.arange(len(rows)), list[BaseException]()
@@ -224,7 +279,7 @@ def _read(store: Store, rows: np.ndarray, threads: int) -> np.ndarray:
                 mine = at[number::threads]
                 store.read_into(rows[mine], mine, {FIELD: values})
             else:
-                read_share(store, rows, at, {FIELD: values}, (number, threads))
+                store.read(rows, at, {FIELD: values}, (number, threads))
         except BaseException as error:
             failures.append(error)
 
@@ -236,11 +291,6 @@ def _read(store: Store, rows: np.ndarray, threads: int) -> np.ndarray:
     if failures:
         raise failures[0]
     return values
-
-
-def _stream(store: CompressedNifti, rows: np.ndarray, told: Callable[[int], None]) -> None:
-    store.read_into(np.arange(len(store)), np.arange(len(store)), {FIELD: rows})
-    told(rows.nbytes)
 
 
 def _pwrite(descriptor: int, values: np.ndarray, offset: int) -> None:

@@ -1,10 +1,11 @@
 """Which voxels: regions by name, by file or by mask, in NIfTI order, and back into a volume.
 
-Files of regions hold -1 where there is no cortex, 0 outside the region and the number of a label inside: ``> 0``, never
-``astype(bool)``. The order of voxels is that of ``nifti[mask]`` (x slowest), unless HDF5's (z slowest) is asked for.
+Region files hold -1 where there is no cortex, 0 outside the region and the number of a label inside: voxels are those
+``> 0``, never ``astype(bool)``. Voxels come in the order of ``nifti[mask]`` (x slowest), or in HDF5's (z slowest).
 """
 
 import glob
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.dataset.store import digest
 from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch
+from penstock.files.retry import open_for_parser
 from penstock.nsd.layout import Layout
-from penstock.nsd.outside import load_nifti
-from penstock.store import digest
+from penstock.nsd.libraries import load_nifti
 
 Region = str | os.PathLike[str] | np.ndarray | Sequence[Any] | None
 Order = Literal["nifti", "hdf5"]
@@ -24,10 +26,13 @@ KNOWN_LABELS = {
     "prf-visualrois": ("Unknown", "V1v", "V1d", "V2v", "V2d", "V3v", "V3d", "hV4"),
     "streams": ("Unknown", "early", "midventral", "midlateral", "midparietal", "ventral", "lateral", "parietal"),
 }
-"""For roots without the tables of labels, which lie in another folder of the release."""
+"""For roots without the label tables, which are in another folder of the release."""
 
 HALVES = ("v", "d")
 """V1 is V1v and V1d, its ventral and dorsal halves."""
+HEMISPHERES = ("lh.", "rh.")
+PREFERRED = "prf-visualrois"
+"""Of several regions with a label of the same name, the one that a bare name such as V1 means."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +44,8 @@ class Voxels:
     """X, Y, Z of the volume."""
     index: np.ndarray = field(repr=False)
     """Their numbers in C order over (X, Y, Z)."""
+    source: str = ""
+    """The files and labels they come from: ``prf-visualrois.nii.gz: V1v, V1d``."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -55,7 +62,7 @@ class Voxels:
 
     @property
     def key(self) -> str:
-        """Names and digests them: other voxels have another key."""
+        """A name that differs for other voxels."""
         label = "".join(letter if letter.isalnum() else "-" for letter in self.name)
         return f"{label}-{digest(self.shape, self.index.tobytes())}"
 
@@ -68,35 +75,51 @@ class Voxels:
         return whole
 
 
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """A mask (X, Y, Z), and where it comes from."""
+
+    mask: np.ndarray
+    source: str
+
+
 def find_voxels(layout: Layout, region: Region, min_ncsnr: float | None, order: Order) -> Voxels | None:
     """The voxels of a region; None for the whole volume."""
     if order not in ("nifti", "hdf5"):
         raise ConfigError(f'voxel_order={order!r}: expected "nifti" or "hdf5"')
     if region is None and min_ncsnr is None:
         return None
-    mask = None if region is None else _mask(layout, region)
+    found = None if region is None else _find(layout, region)
     name = "brain" if region is None else _name(region)
     if min_ncsnr is not None:
-        ceiling = load_nifti(layout.noise_ceiling)
-        good = np.nan_to_num(ceiling, nan=-np.inf) >= min_ncsnr
-        if mask is not None and mask.shape != good.shape:
-            raise SchemaMismatch(f"{layout.noise_ceiling}: shape {good.shape}, but the region has {mask.shape}")
-        mask = good if mask is None else mask & good
+        found = _above_ceiling(layout, found, min_ncsnr)
         name = f"{name}, ncsnr from {min_ncsnr}"
-    assert mask is not None
+    assert found is not None
+    mask = found.mask
     if not mask.any():
-        raise ConfigError(f"roi={name!r}: selects no voxel at all")
+        raise ConfigError(f"roi={name!r}: selects no voxel at all ({found.source})")
     x, y, z = mask.shape
     if order == "nifti":
         index = np.flatnonzero(mask)
     else:
         index = np.arange(mask.size).reshape(mask.shape).T[mask.T]
         name = f"{name}, hdf5 order"
-    return Voxels(name, (x, y, z), index)
+    return Voxels(name, (x, y, z), index, found.source)
+
+
+def _above_ceiling(layout: Layout, found: _Found | None, least: float) -> _Found:
+    good = np.nan_to_num(load_nifti(layout.noise_ceiling), nan=-np.inf) >= least
+    if found is None:
+        return _Found(good, os.path.basename(layout.noise_ceiling))
+    if found.mask.shape != good.shape:
+        raise SchemaMismatch(
+            f"{layout.noise_ceiling}: has shape {good.shape}, but the region ({found.source}) has {found.mask.shape}"
+        )
+    return _Found(found.mask & good, found.source)
 
 
 def volume_shape(layout: Layout) -> tuple[int, ...] | None:
-    """X, Y, Z as any volume of the subject tells it; None where there is none."""
+    """X, Y, Z of any volume of the subject; None where there is no volume."""
     for path in (layout.brainmask, *sorted(glob.glob(os.path.join(glob.escape(layout.regions), "*.nii.gz")))):
         if os.path.isfile(path):
             return load_nifti(path).shape
@@ -104,7 +127,7 @@ def volume_shape(layout: Layout) -> tuple[int, ...] | None:
 
 
 def region_names(layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Every region that there is a file of, and the names of its labels."""
+    """Every region with a file, and the names of its labels."""
     paths = sorted(glob.glob(os.path.join(glob.escape(layout.regions), "*.nii.gz")))
     files = [os.path.basename(path).removesuffix(".nii.gz") for path in paths]
     return {name: tuple(label for label in _labels(layout, name).values() if label != "Unknown") for name in files}
@@ -113,20 +136,20 @@ def region_names(layout: Layout) -> dict[str, tuple[str, ...]]:
 def _name(region: Region) -> str:
     if isinstance(region, str | os.PathLike):
         return os.path.basename(os.fspath(region)).removesuffix(".gz").removesuffix(".nii")
-    if isinstance(region, np.ndarray):
+    if isinstance(region, np.ndarray) and region.dtype.kind != "U":
         return "mask"
-    return "+".join(_name(each) for each in region or ())
+    return "+".join(_name(each) for each in (() if region is None else region))
 
 
-def _mask(layout: Layout, region: Any) -> np.ndarray:
-    """(X, Y, Z) of booleans."""
+def _find(layout: Layout, region: Any) -> _Found:
     if isinstance(region, str | os.PathLike):
-        return _named(layout, os.fspath(region))
-    if isinstance(region, list | tuple):
-        masks = [_mask(layout, each) for each in region]
-        if not masks or len({mask.shape for mask in masks}) > 1:
+        return _named(layout, os.fspath(region), is_path=not isinstance(region, str))
+    if isinstance(region, list | tuple) or (isinstance(region, np.ndarray) and region.dtype.kind == "U"):
+        found = [_find(layout, each) for each in region]
+        if not found or len({each.mask.shape for each in found}) > 1:
             raise ConfigError(f"roi={region!r}: expected at least one region, and all of one shape")
-        return np.asarray(np.logical_or.reduce(masks))
+        united = np.asarray(np.stack([each.mask for each in found]).any(axis=0))
+        return _Found(united, "; ".join(each.source for each in found))
     mask = np.asarray(region)
     if mask.ndim != 3 or mask.dtype != bool:
         raise ConfigError(
@@ -137,50 +160,95 @@ def _mask(layout: Layout, region: Any) -> np.ndarray:
     if expected is not None and mask.shape != expected:
         transposed = "; it is transposed, as HDF5 sees volumes: pass mask.T" if mask.shape == expected[::-1] else ""
         raise ConfigError(f"roi: a mask of shape {mask.shape}, but volumes are (X, Y, Z) = {expected}{transposed}")
-    return mask
+    return _Found(mask, "a mask")
 
 
-def _named(layout: Layout, name: str) -> np.ndarray:
+def _named(layout: Layout, name: str, *, is_path: bool) -> _Found:
+    """A file, a region, region:label, or a label alone."""
     if os.path.isfile(name):
-        return load_nifti(name) > 0
+        return _Found(load_nifti(name) > 0, name)
+    if is_path or os.path.sep in name or name.endswith((".nii", ".nii.gz")):
+        raise Missing(f"roi={name!r}: no such file")
     if name == "brainmask":
-        return load_nifti(layout.brainmask) > 0
-    file, _, label = name.partition(":")
-    path = os.path.join(layout.regions, f"{file}.nii.gz")
-    if os.path.isfile(path):
-        volume = load_nifti(path)
-        return np.isin(volume, _numbers(layout, file, label)) if label else volume > 0
+        return _Found(load_nifti(layout.brainmask) > 0, os.path.basename(layout.brainmask))
+    region, _, label = name.partition(":")
+    files = _files(layout, region)
+    if files:
+        return _labelled(layout, files, _numbers(layout, region, label) if label else None)
     if not label:
-        homes = {each: wanted for each in region_names(layout) if (wanted := _matching(_labels(layout, each), name))}
-        if len(homes) == 1:
-            ((file, wanted),) = homes.items()
-            return np.isin(load_nifti(os.path.join(layout.regions, f"{file}.nii.gz")), wanted)
-        if homes:
-            told = ", ".join(repr(f"{home}:{name}") for home in homes)
-            raise ConfigError(f"roi={name!r}: a label of several regions; say which: {told}")
-    raise Missing(f"roi={name!r}: no such region. {_there(layout)}")
+        return _by_label(layout, name)
+    raise Missing(f"roi={name!r}: no such region. {_present(layout)}")
 
 
-def _there(layout: Layout) -> str:
+def _files(layout: Layout, region: str) -> list[str]:
+    """The file of a region, or those of its hemispheres; none where there is no such region."""
+
+    def path(name: str) -> str:
+        return os.path.join(layout.regions, f"{name}.nii.gz")
+
+    if os.path.isfile(path(region)):
+        return [path(region)]
+    halves = [path(f"{side}{region}") for side in HEMISPHERES]
+    absent = [half for half in halves if not os.path.isfile(half)]
+    if len(absent) == 1:
+        there = os.path.basename(next(half for half in halves if half not in absent)).removesuffix(".nii.gz")
+        raise Missing(
+            f"roi={region!r}: {absent[0]} is not there, only the other hemisphere; fetch it, or pass roi={there!r}"
+        )
+    return [] if absent else halves
+
+
+def _labelled(layout: Layout, files: Sequence[str], numbers: Sequence[int] | None) -> _Found:
+    """These labels of a region, or all of them; hemispheres are united."""
+    masks, sources = [], []
+    for path in files:
+        volume, name = load_nifti(path), os.path.basename(path)
+        masks.append(volume > 0 if numbers is None else np.isin(volume, numbers))
+        known = _labels(layout, name.removesuffix(".nii.gz"))
+        chosen = ", ".join(known.get(number, str(number)) for number in numbers or ())
+        sources.append(f"{name}: {chosen}" if chosen else name)
+    if len({mask.shape for mask in masks}) > 1:
+        raise SchemaMismatch(f"{files[0]} and {files[1]}: have shapes {masks[0].shape} and {masks[1].shape}")
+    return _Found(np.asarray(np.stack(masks).any(axis=0)), "; ".join(sources))
+
+
+def _by_label(layout: Layout, name: str) -> _Found:
+    """A label alone, of whichever region has it; ``lh.V1`` is that of one hemisphere."""
+    side = next((side for side in HEMISPHERES if name.startswith(side)), "")
+    label = name.removeprefix(side)
+    known = [each for each in region_names(layout) if each.startswith(side)]
+    regions = dict.fromkeys(each.removeprefix("lh.").removeprefix("rh.") for each in known)
+    homes = {each: numbers for each in regions if (numbers := _matching(_labels(layout, each), label))}
+    if not homes:
+        raise Missing(f"roi={name!r}: no such region. {_present(layout)}")
+    chosen = {PREFERRED: homes[PREFERRED]} if PREFERRED in homes else homes
+    found = [_labelled(layout, _files(layout, f"{side}{home}"), numbers) for home, numbers in chosen.items()]
+    if any(not np.array_equal(found[0].mask, other.mask) for other in found[1:]):
+        ways = ", ".join(repr(f"{side}{home}:{label}") for home in homes)
+        raise ConfigError(f"roi={name!r}: a label of several regions, with different voxels; choose one: {ways}")
+    return found[0]
+
+
+def _present(layout: Layout) -> str:
     found = region_names(layout)
     if not found:
         return (
             f"There is no file of regions in {layout.regions}; fetch that folder of the release, or pass the path of a "
             f"NIfTI file, or booleans of shape (X, Y, Z)"
         )
-    told = "; ".join(f"{name} ({', '.join(labels)})" if labels else name for name, labels in found.items())
-    return f"There are: {told}. A label alone will do (V1), or region:label, a path, or booleans of shape (X, Y, Z)"
+    names = "; ".join(f"{name} ({', '.join(labels)})" if labels else name for name, labels in found.items())
+    return f"There are: {names}. A label alone will do (V1), or region:label, a path, or booleans of shape (X, Y, Z)"
 
 
-def _numbers(layout: Layout, file: str, label: str) -> list[int]:
-    labels = _labels(layout, file)
+def _numbers(layout: Layout, region: str, label: str) -> list[int]:
+    """Numbers of a label by its name, or else by its number: names may be digits too (area 4 of HCP_MMP1 is 8)."""
+    labels = _labels(layout, region)
+    if found := _matching(labels, label):
+        return found
     if label.isdecimal():
         return [int(label)]
-    wanted = _matching(labels, label)
-    if not wanted:
-        told = ", ".join(labels.values()) or f"unknown here, for want of {layout.label_tables(file)[0]}"
-        raise Missing(f"roi='{file}:{label}': no such label. Labels of {file}: {told}; a number will do too")
-    return wanted
+    names = ", ".join(labels.values()) or f"unknown, because {layout.label_tables(region)[0]} is not there"
+    raise Missing(f"roi='{region}:{label}': no such label. Labels of {region}: {names}; a number will do too")
 
 
 def _matching(labels: dict[int, str], name: str) -> list[int]:
@@ -190,7 +258,7 @@ def _matching(labels: dict[int, str], name: str) -> list[int]:
 
 
 def _labels(layout: Layout, region: str) -> dict[int, str]:
-    """Numbers of labels -> their names."""
+    """Label numbers -> label names."""
     plain = region.removeprefix("lh.").removeprefix("rh.")
     for path in layout.label_tables(plain):
         if os.path.isfile(path):
@@ -201,12 +269,12 @@ def _labels(layout: Layout, region: str) -> dict[int, str]:
 def _parsed(path: str) -> dict[int, str]:
     """Lines of a number and a name; colours may follow."""
     found = {}
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(open_for_parser(path), encoding="utf-8", errors="replace") as file:
         for line in file:
-            words = line.split()
-            if not words or words[0].startswith("#"):
+            entries = line.split()
+            if not entries or entries[0].startswith("#"):
                 continue
-            if len(words) < 2 or not words[0].lstrip("-").isdecimal():
+            if len(entries) < 2 or not entries[0].lstrip("-").isdecimal():
                 raise Corrupt(f"{path}: {line.strip()[:80]!r}: expected a number and a name on each line")
-            found[int(words[0])] = words[1]
+            found[int(entries[0])] = entries[1]
     return found

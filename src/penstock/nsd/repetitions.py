@@ -1,4 +1,4 @@
-"""Trials that show the same picture, and trials that came before and after. Pure: numbers of trials in and out."""
+"""Trials that show the same picture, and trials before and after. Pure: row numbers of trials in and out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.gathered import NO_ROW
+from penstock.dataset.gather import NO_ROW
+from penstock.loader.order import Order, Resampled, Rows, Shuffled, check_seed
 from penstock.nsd.layout import REPS
-from penstock.order import Order, Resampled, Rows, Shuffled, check_seed
 
 Reps = Literal["single", "mean", "stack", "random"]
-REPS_KNOWN = ("single", "mean", "stack", "random")
+Padding = Literal["mindeye1", "mindeye2"]
 
 
 def by_picture(stim_ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(pictures, 3): the rows of these that show each picture, in order; -1 where it was shown less often.
+    """(pictures, 3): which of these rows show each picture, in order; -1 where it was shown less often.
 
     Pictures come in the order of their first trial.
     """
@@ -28,16 +28,21 @@ def by_picture(stim_ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return lines[np.argsort(lines[:, 0], kind="stable")]
 
 
-def stacked(lines: np.ndarray) -> np.ndarray:
-    """With MindEye's padding: what was shown once comes three times; of two, the third is their mean (-1)."""
-    once = lines[:, 1] == NO_ROW
-    return np.where(once[:, None], lines[:, :1], lines)
+def stacked(lines: np.ndarray, padding: str) -> np.ndarray:
+    """Three rows per picture. A picture shown once is repeated three times, whichever the padding.
+
+    Of two trials [a, b], "mindeye1" makes [a, b, their mean] (-1 here), and "mindeye2" makes [a, b, a].
+    """
+    absent = lines == NO_ROW
+    if padding == "mindeye1":
+        absent &= lines[:, 1:2] == NO_ROW
+    return np.where(absent, lines[:, :1], lines)
 
 
 def neighbours(session: np.ndarray, rows: np.ndarray, past: int, future: int) -> tuple[np.ndarray, np.ndarray]:
     """(samples, past) and (samples, future): the trials before, latest first, and after; -1 beyond the session's ends.
 
-    ``session`` is that of each row; rows that follow each other are trials that followed each other.
+    ``session`` has the session of each row; rows are in the order of trials.
     """
 
     def shifted(by: np.ndarray) -> np.ndarray:
@@ -51,7 +56,7 @@ def neighbours(session: np.ndarray, rows: np.ndarray, past: int, future: int) ->
 
 @dataclass(frozen=True, eq=False)
 class OneOfEach(Order):
-    """Every picture once an epoch, by one of its trials, drawn anew each epoch."""
+    """Every picture once per epoch, by one of its trials, drawn anew in each epoch."""
 
     lines: np.ndarray
     """(pictures, most): rows of each picture's trials, -1 after the last."""
@@ -68,7 +73,7 @@ class OneOfEach(Order):
         positions = np.asarray(positions, np.int64)
         pictures = Shuffled(len(self), self.seed).at(epoch, positions) if self.shuffle else positions
         counts = (self.lines != NO_ROW).sum(axis=1)[pictures]
-        # A draw for each picture, not for each position: in order or shuffled, an epoch shows the same trials.
+        # One draw per picture, not per position: in order or shuffled, an epoch shows the same trials.
         draws = Resampled(1 << 20, len(self), self.seed).at(epoch, pictures)
         return np.asarray(self.lines[pictures, draws % counts])
 

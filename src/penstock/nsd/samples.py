@@ -1,40 +1,43 @@
-"""A dataset put together of what was asked for: voxels, pictures, columns of the trial table, further arrays."""
+"""Puts a dataset together: voxels, pictures, columns of the trial table, further arrays."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from penstock.dataset import Dataset, from_arrays, join
+from penstock.base import checks
+from penstock.base.sizes import MiB
+from penstock.dataset.composition import from_arrays
+from penstock.dataset.dataset import Dataset, OnError
+from penstock.dataset.gather import NO_ROW
+from penstock.dataset.store import digest
 from penstock.errors import ConfigError, Missing
-from penstock.gathered import NO_ROW
 from penstock.nsd import behaviour, zscore
-from penstock.nsd.dataset import NSDDataset
+from penstock.nsd.betas import OneBlock, Sessions
 from penstock.nsd.layout import FIELD, SCALE
 from penstock.nsd.regions import Voxels
-from penstock.nsd.repetitions import REPS_KNOWN, by_picture, neighbours, stacked
+from penstock.nsd.repetitions import Padding, Reps, by_picture, neighbours, stacked
 from penstock.nsd.stimuli import Pictures, find_extra, find_pictures
-from penstock.store import digest
 
 if TYPE_CHECKING:
     from penstock.nsd.subject import NSD
 
 ALIASES = {"coco": "stim_id", "trial": "global_trial", "images": "image", "reps": "n_reps"}
-"""Names that MindEye's code knows columns by."""
-FIT_MEMORY = "256MiB"
+"""MindEye's names of columns."""
+FIT_MEMORY = 256 * MiB
 OF_VOXELS = ("voxels", "past_voxels", "future_voxels")
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Trials that were chosen, among those of the sessions that were."""
+    """The trials that were chosen, among those of the chosen sessions."""
 
     everything: Any
     """The trial table of all sessions."""
     inside: np.ndarray
-    """Its rows that lie in the chosen sessions."""
+    """Its rows that belong to the chosen sessions."""
     rows: np.ndarray
     """Which of those are samples, or parts of samples."""
 
@@ -48,29 +51,38 @@ class Choice:
         return [int(session) for session in self.trials["session"].unique()]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Wanted:
-    """How samples are wanted; see ``NSD.dataset``."""
+    """How samples are made; see ``NSD.dataset``."""
 
     columns: tuple[str, ...]
     voxels: Voxels | None
-    reps: str
+    reps: Reps
+    padding: Padding
     context: tuple[int, int]
     zscore: str | None
+    zscore_when: str
     fitted_on: np.ndarray
     dtype: np.dtype
     pictures: Pictures
     extra: Mapping[str, Any]
+    on_error: OnError
 
     def __post_init__(self) -> None:
-        if self.reps not in REPS_KNOWN:
-            raise ConfigError(f"reps={self.reps!r}: expected one of {', '.join(REPS_KNOWN)}")
+        checks.one_of("reps", self.reps, get_args(Reps))
+        checks.one_of("stack_padding", self.padding, get_args(Padding))
+        checks.one_of("zscore_when", self.zscore_when, ("before", "after"))
         if self.zscore not in ("session", "run", "train", None):
             raise ConfigError(f'zscore={self.zscore!r}: expected "session", "run", "train" or None')
         if self.zscore is not None and self.dtype.kind != "f":
             raise ConfigError(f"dtype={self.dtype}: z-scores need a float; leave zscore out for numbers as stored")
         if self.zscore is not None and not set(OF_VOXELS) & set(self.columns):
-            raise ConfigError(f"zscore={self.zscore!r}: without voxels among the columns there is nothing to do it to")
+            raise ConfigError(f"zscore={self.zscore!r}: without voxels among the columns there is nothing to normalize")
+        if self.zscore_when == "after" and (self.zscore, self.reps) != ("train", "mean"):
+            raise ConfigError(
+                f'zscore_when="after": normalizes the means of pictures, so it goes with reps="mean" and '
+                f'zscore="train"; here reps={self.reps!r} and zscore={self.zscore!r}'
+            )
         if min(self.context) < 0:
             raise ConfigError(f"context={self.context}: expected how many trials before and how many after")
 
@@ -78,28 +90,42 @@ class Wanted:
 class Samples:
     """One dataset in the making."""
 
-    def __init__(self, nsd: "NSD", choice: Choice, wanted: Wanted) -> None:
-        self.nsd, self.choice, self.wanted = nsd, choice, wanted
+    def __init__(self, nsd: "NSD", stored: Sessions, choice: Choice, wanted: Wanted) -> None:
+        self.nsd, self.stored, self.choice, self.wanted = nsd, stored, choice, wanted
         self.trials = choice.trials
-        by_pictures = wanted.reps != "single"
-        self.lines = by_picture(np.asarray(self.trials["stim_id"]), choice.rows) if by_pictures else None
+        self.lines: np.ndarray | None = None
         """(pictures, most): the trials of each, where samples are made of pictures."""
-        whole_picture = self.lines is not None and wanted.reps != "random"
-        self.rows = self.lines[:, 0] if self.lines is not None and whole_picture else choice.rows
+        self.rows = choice.rows
         """The trial that stands for each sample."""
+        if wanted.reps != "single":
+            self.lines = by_picture(np.asarray(self.trials["stim_id"]), choice.rows)
+            self._count_trials(self.lines)
+            self.rows = choice.rows if wanted.reps == "random" else self.lines[:, 0]
 
-    def dataset(self) -> NSDDataset:
-        parts = {name: self._part(name, ALIASES.get(name, name)) for name in self.wanted.columns}
-        trials = self.trials.iloc[self.rows].reset_index(drop=True)
-        made = NSDDataset(join(**parts), self.wanted.columns, trials, self.wanted.voxels)
-        if self.wanted.reps == "random" and self.lines is not None:
-            # Trials of the table -> places among those chosen.
-            return made.one_of_each(np.where(self.lines == NO_ROW, NO_ROW, np.searchsorted(self.rows, self.lines)))
-        return made
+    def _count_trials(self, lines: np.ndarray) -> None:
+        """Let ``n_reps`` count the trials that samples are made of, not all that are on disk."""
+        used = lines != NO_ROW
+        counts = np.array(self.trials["n_reps"])
+        counts[lines[used]] = np.repeat(used.sum(axis=1), used.sum(axis=1))
+        self.trials["n_reps"] = counts
+
+    def parts(self) -> dict[str, Any]:
+        """Column -> what ``join`` takes."""
+        return {name: self._part(name, ALIASES.get(name, name)) for name in self.wanted.columns}
+
+    def table(self) -> Any:
+        """The trial table of the samples."""
+        return self.trials.iloc[self.rows].reset_index(drop=True)
+
+    def lines_of_samples(self) -> np.ndarray | None:
+        """For ``reps="random"``: (pictures, most), the samples that show each picture."""
+        if self.wanted.reps != "random" or self.lines is None:
+            return None
+        return np.where(self.lines == NO_ROW, NO_ROW, np.searchsorted(self.rows, self.lines))
 
     def _part(self, column: str, name: str) -> Any:
         if name in OF_VOXELS and (name == "voxels" or self.wanted.context[name == "future_voxels"]):
-            return self._turned(self._voxels(name))
+            return self._as_xyz(self._voxels(name))
         if name == "image":
             return self._pictures()
         if name in self.wanted.extra:
@@ -125,7 +151,7 @@ class Samples:
         wanted = self.wanted.pictures
         if wanted.source is None and self.nsd.stimuli is not None:
             wanted = replace(wanted, source=self.nsd.stimuli)
-        found = find_pictures(self.nsd.layout, wanted, self.nsd.options)
+        found = find_pictures(self.nsd.layout, wanted, self.stored.handles)
         rows = found.rows[np.minimum(self._stimuli, len(found.rows) - 1)]
         absent = (self._stimuli >= len(found.rows)) | (rows < 0)
         if absent.any():
@@ -136,32 +162,53 @@ class Samples:
         return found.pictures, rows
 
     def _voxels(self, name: str) -> Dataset:
-        base, reps, lines = self._base, self.wanted.reps, self.lines
         if name != "voxels":
             around = neighbours(np.asarray(self.trials["session"]), self.rows, *self.wanted.context)
-            return base.gather(around[name == "future_voxels"], absent="zeros")
-        if lines is not None:
-            self._check_random_access(base)
-        if lines is None or reps == "random":
+            return self._base.gather(around[name == "future_voxels"], absent="zeros")
+        if self.lines is None:
+            return self._base if len(self.rows) == len(self._base) else self._base.select(self.rows)
+        base = self._any_trial(self._base)
+        if self.wanted.reps == "random":
             return base if len(self.rows) == len(base) else base.select(self.rows)
-        return base.gather(stacked(lines) if reps == "stack" else lines, mean=reps == "mean")
+        if self.wanted.reps == "stack":
+            return base.gather(stacked(self.lines, self.wanted.padding))
+        means = base.gather(self.lines, mean=True)
+        return self._normalized_means(means, base) if self.wanted.zscore_when == "after" else means
+
+    def _any_trial(self, base: Dataset) -> Dataset:
+        """Samples need trials of several sessions. Where a session can only be read whole, all are read together."""
+        return base if base.store.blocks is None else Dataset(OneBlock(base.delivered))
 
     @cached_property
     def _base(self) -> Dataset:
-        """A row for each trial of the chosen sessions, in percent of signal change or as z-scores.
+        """A row per trial of the chosen sessions, in percent of signal change or as z-scores.
 
-        Either is done while a batch is filled: what is stored, and kept, are whole numbers.
+        Both are computed while a batch is filled: whole numbers are what is stored, and kept in memory.
         """
-        base = self.nsd.betas(self.wanted.voxels, self.choice.sessions)
+        base = self.nsd.betas(self.wanted.voxels, self.choice.sessions, stored=self.stored)
         stored, dtype = base.fields[FIELD].dtype, self.wanted.dtype
-        if self.wanted.zscore is None:
+        if self.wanted.zscore is None or self.wanted.zscore_when == "after":
             if dtype.kind in "iu":
                 return base if dtype == stored else base.cast(FIELD, dtype)
+            dtype = dtype if self.wanted.zscore is None else np.dtype(np.float32)
             return base.cast(FIELD, dtype, divisor=SCALE if stored.kind in "iu" else 1)
         groups = self._groups(self.wanted.zscore)
         used = np.unique(groups[self.choice.rows])
         fitted_on = self.wanted.fitted_on[np.isin(groups[self.wanted.fitted_on], used)]
         moments = self._fitted(base, fitted_on, groups)
+        self._check_fitted(moments, used, groups)
+        return base.normalize(FIELD, moments.mean, moments.spread, groups, dtype)
+
+    def _normalized_means(self, means: Dataset, base: Dataset) -> Dataset:
+        """Means of pictures as z-scores, fitted on the means of the pictures for fitting, as brain-diffuser does."""
+        lines = by_picture(np.asarray(self.trials["stim_id"]), self.wanted.fitted_on)
+        if not len(lines):
+            raise ConfigError('zscore="train": there is no trial to fit it on; pass zscore_fit="all", or booleans')
+        fitted_on = base.gather(lines, mean=True)
+        moments = self._fitted(fitted_on, np.arange(len(lines)), np.zeros(len(lines), np.int64), ddof=1)
+        return means.normalize(FIELD, moments.mean, moments.spread, np.zeros(len(means), np.int64), self.wanted.dtype)
+
+    def _check_fitted(self, moments: zscore.Moments, used: np.ndarray, groups: np.ndarray) -> None:
         unfitted = used[moments.counts[used] == 0]
         if len(unfitted):
             first = self.trials.iloc[int(np.argmax(groups == unfitted[0]))]
@@ -170,7 +217,6 @@ class Samples:
                 f"being that of session {first['session']}, run {first['run']}: the trials chosen for fitting have "
                 f'none there. Pass zscore_fit="all", or booleans of your own'
             )
-        return base.normalize(FIELD, moments.mean, moments.spread, groups, dtype)
 
     def _groups(self, kind: str) -> np.ndarray:
         session, run = np.asarray(self.trials["session"]), np.asarray(self.trials["run"])
@@ -179,24 +225,20 @@ class Samples:
         key = session if kind == "session" else session * 1000 + run
         return np.asarray(np.searchsorted(np.unique(key), key))
 
-    def _fitted(self, base: Dataset, rows: np.ndarray, groups: np.ndarray) -> zscore.Moments:
-        key = digest(base.fingerprint, digest(rows.tobytes()), digest(groups.tobytes()))
+    def _fitted(self, base: Dataset, rows: np.ndarray, groups: np.ndarray, ddof: int = 0) -> zscore.Moments:
+        key = digest(base.fingerprint, digest(rows.tobytes()), digest(groups.tobytes()), ddof)
         if key not in self.nsd.moments:
-            self.nsd.moments[key] = zscore.fit(base, rows, groups, memory=FIT_MEMORY)
+            self.nsd.moments[key] = zscore.fit(
+                base, rows, groups, memory=self._fit_memory(base), ddof=ddof, on_error=self.wanted.on_error
+            )
         return self.nsd.moments[key]
 
-    def _check_random_access(self, base: Dataset) -> None:
-        """Trials of one picture lie in several sessions, so each must be readable by itself."""
-        if base.store.blocks is None:
-            return
-        name = "None" if self.wanted.voxels is None else repr(self.wanted.voxels.name)
-        raise ConfigError(
-            f"reps={self.wanted.reps!r} reads trials from several sessions for each sample, but as stored a trial can "
-            f"only be read together with all of its session ({base.origin(0).url}). Make a copy by trial once with "
-            f"nsd.prepare(roi={name}), or penstock nsd prepare; it is then used by itself"
-        )
+    def _fit_memory(self, base: Dataset) -> str | int:
+        """More where samples need all sessions at once."""
+        one_block = base.store.blocks is not None and len(base.store.blocks) == 1 and len(self.choice.sessions) > 1
+        return FIT_MEMORY + 2 * base.delivered.scratch_bytes(len(base)) if one_block else FIT_MEMORY
 
-    def _turned(self, part: Dataset) -> Dataset:
+    def _as_xyz(self, part: Dataset) -> Dataset:
         """Volumes as (X, Y, Z), which are stored as (Z, Y, X); a view, in a loader's batches."""
         if self.wanted.voxels is not None or not self.nsd.stored_reversed:
             return part
@@ -205,7 +247,7 @@ class Samples:
 
 
 def booleans(given: Any, trials: Any, argument: str) -> np.ndarray:
-    """One boolean for each row of the trial table, or an error that says so."""
+    """One boolean per row of the trial table, or an error that says so."""
     found = np.asarray(given)
     if found.dtype != bool or found.shape != (len(trials),):
         raise ConfigError(

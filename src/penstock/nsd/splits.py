@@ -1,4 +1,4 @@
-"""Which trials are for training and which are not, as published. Pure: a trial table in, booleans out.
+"""Which trials are for training and which are not, as published. Pure: trial tables in, booleans out.
 
 | name | train | val | test |
 |---|---|---|---|
@@ -10,7 +10,9 @@
 | ``first-N`` | the same, sessions 1 to N | – | shared, all sessions |
 | ``random-P`` | P percent of all pictures, drawn by a seed | – | the others |
 
-Pictures are never divided: all trials that show one are on the same side.
+Pictures are never divided: all trials that show one are on the same side. Which side that is follows from the design of
+the experiment and the seed alone, not from the sessions that are on disk: a picture that is held out stays held out
+when more sessions are added.
 """
 
 import re
@@ -30,47 +32,55 @@ VAL_PICTURES = 300
 NAMES = ("shared1000", "mindeye1", "mindeye1-val", "mindeye2", "berg", "first-N", "random-P")
 
 
-def choose(trials: Any, split: str, *, seed: int, least_sessions: int = LEAST_SESSIONS) -> np.ndarray:
-    """Whether each trial belongs to this part: ``"mindeye2/train"``."""
+def needs_design(split: str) -> bool:
+    """Whether a split depends on trials of the experiment that may not be on disk."""
+    return split.startswith(("mindeye1-val/", "berg/", "random-"))
+
+
+def choose(trials: Any, split: str, *, seed: int, planned: Any = None) -> np.ndarray:
+    """Whether each trial belongs to this part: ``"mindeye2/train"``.
+
+    ``planned`` is the table of all trials of the subject's experiment; None where ``trials`` is that table.
+    """
     name, _, part = split.partition("/")
     if part not in PARTS:
         raise ConfigError(f"split={split!r}: expected a name and a part, such as 'shared1000/train' or 'mindeye2/test'")
-    parts = _parts(trials, name, seed, least_sessions)
+    parts = _parts(trials, trials if planned is None else planned, name, seed)
     if part not in parts:
         raise ConfigError(f"split={split!r}: {name} has {' and '.join(parts)} only")
     chosen = np.asarray(parts[part])
     if not chosen.any():
-        raise ConfigError(f"split={split!r}: none of the {len(trials):,} trials that are there belongs to it")
+        raise ConfigError(f"split={split!r}: none of the {len(trials):,} trials on disk belongs to it")
     return chosen
 
 
-def _parts(trials: Any, name: str, seed: int, least_sessions: int) -> dict[str, np.ndarray]:
-    shared = np.asarray(trials["shared1000"], bool)
-    session = np.asarray(trials["session"])
+def _parts(trials: Any, planned: Any, name: str, seed: int) -> dict[str, np.ndarray]:
+    shared, session = np.asarray(trials["shared1000"], bool), np.asarray(trials["session"])
     if name in ("shared1000", "mindeye2"):
         return {"train": ~shared, "test": shared}
     if name in ("mindeye1", "mindeye1-val"):
-        public = session <= FIRST_RELEASE[int(trials["subject"].iloc[0])] if len(trials) else shared
+        last = FIRST_RELEASE[int(trials["subject"].iloc[0])] if len(trials) else 0
+        public = session <= last
         if name == "mindeye1":
             return {"train": ~shared & public, "test": shared & public}
-        held_out = _drawn(trials[~shared & public], VAL_PICTURES, seed)
+        held_out = _drawn(planned[~planned["shared1000"] & (planned["session"] <= last)], VAL_PICTURES, seed)
         val = np.isin(trials["stim_id"], held_out) & public
         return {"train": ~shared & public & ~val, "val": val, "test": shared & public}
     if name == "berg":
-        early = trials[shared & (session <= least_sessions)].groupby("stim_id").size()
+        early = planned[planned["shared1000"] & (planned["session"] <= LEAST_SESSIONS)].groupby("stim_id").size()
         thrice = np.isin(trials["stim_id"], early.index[early == 3])
         return {"train": ~shared, "val": shared & ~thrice, "test": shared & thrice}
     if found := re.fullmatch(r"first-(\d+)", name):
         return {"train": ~shared & (session <= int(found[1])), "test": shared}
     if (found := re.fullmatch(r"random-(\d+)", name)) and 0 < int(found[1]) < 100:
-        pictures = int(trials["stim_id"].nunique())
-        train = np.isin(trials["stim_id"], _drawn(trials, round(pictures * int(found[1]) / 100), seed))
+        pictures = int(planned["stim_id"].nunique())
+        train = np.isin(trials["stim_id"], _drawn(planned, round(pictures * int(found[1]) / 100), seed))
         return {"train": train, "test": ~train}
     raise ConfigError(f"split={name!r}: not a split known here; known: {', '.join(NAMES)}")
 
 
 def _drawn(trials: Any, count: int, seed: int) -> np.ndarray:
-    """So many pictures, whatever the order of the trials."""
+    """This many pictures, whatever the order of the trials."""
     pictures = np.unique(trials["stim_id"])
     if count >= len(pictures):
         count = len(pictures) // 10  # a small set keeps the proportions, not the number

@@ -1,34 +1,40 @@
-"""What was shown, by the picture's number from 0: pictures from HDF5 or a folder, and further rows for each picture."""
+"""What was shown, by the picture's number from 0: pictures from HDF5 or a folder, and further arrays by picture."""
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.dataset import Dataset, from_arrays
-from penstock.errors import ConfigError, Corrupt, Missing
+from penstock.base.dtypes import checked_dtype
+from penstock.base.urls import is_remote
+from penstock.dataset.composition import from_arrays
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.store import Out, Store, Wrapper, digest
+from penstock.errors import ConfigError, Corrupt, Missing, Unavailable
+from penstock.files.files import Files
+from penstock.files.retry import open_for_parser
+from penstock.formats.open import open, open_with
 from penstock.nsd.layout import COCO_224, Layout
-from penstock.nsd.outside import needed
-from penstock.nsd.picturefiles import PictureFiles
-from penstock.opening import open
-from penstock.urls import is_remote
+from penstock.nsd.libraries import needed
 
 BRICK, SMALL = "imgBrick", "images"
 NUMBERED = re.compile(r"(?:.*_)?nsd(\d+)\.\w+|(\d+)\.\w+")
+HASHED_FILES = 4096
+"""Files of a folder whose names and sizes go into its fingerprint, evenly spread."""
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """How pictures are wanted.
+    """How pictures are delivered.
 
-    source:  an HDF5 file, a folder of files named by number, or None for what the root has
-    size:    height and width; resized (bilinear, antialiased) where they are stored in another
-    dtype:   "uint8" from 0 to 255, or a float from 0 to 1; None for as stored
+    source:  an HDF5 file, a folder of files named by number, or None for the file in the root
+    size:    height and width; pictures of another size are resized (bilinear, antialiased). None delivers them as
+             stored: 425 pixels in the release
+    dtype:   "uint8" from 0 to 255, or a float from 0 to 1; None delivers them as stored
     """
 
     source: str | os.PathLike[str] | None = None
@@ -45,17 +51,17 @@ class Found:
     path: str
 
 
-def find_pictures(layout: Layout, wanted: Pictures, options: Mapping[str, Any]) -> Found:
-    """The pictures, as wanted."""
+def find_pictures(layout: Layout, wanted: Pictures, files: Files) -> Found:
+    """The pictures, with the size and dtype asked for."""
     path = _source(layout) if wanted.source is None else os.fspath(wanted.source)
     if os.path.isdir(path):
-        pictures, rows = _folder(path, wanted.size)
+        pictures, rows = _folder(path, wanted.size, files)
     elif os.path.isfile(path) or is_remote(path):
-        pictures = _brick(path, options if is_remote(path) else {})
+        pictures = _brick(path, files)
         rows = np.arange(len(pictures))
     else:
         raise Missing(f"images: {path}: no such file or folder")
-    return Found(_as_wanted(pictures, wanted), rows, path)
+    return Found(_converted(pictures, wanted), rows, path)
 
 
 def _source(layout: Layout) -> str:
@@ -70,46 +76,69 @@ def _source(layout: Layout) -> str:
     )
 
 
-def _brick(path: str, options: Mapping[str, Any]) -> Dataset:
+def _brick(path: str, files: Files) -> Dataset:
     """``image``, as stored; channels last or first."""
     for name in (BRICK, SMALL):
         try:
-            return open(path, fields=[name], **options).rename(image=name)
+            return open_with(files, path, [name]).rename(image=name)
         except Missing:
             continue
-    raise Missing(f"{path}: neither {BRICK!r} (the release's) nor {SMALL!r} (MindEye2's) is in it")
+    raise Missing(f"{path}: has neither {BRICK!r} (the release's name) nor {SMALL!r} (MindEye2's)")
 
 
-def _folder(path: str, size: int | None) -> tuple[Dataset, np.ndarray]:
-    found = {}
-    for name in sorted(os.listdir(path)):
-        if matched := NUMBERED.fullmatch(name):
-            # shared0001_nsd02951.png counts from 1, as the release does there; a bare number is a stim_id, from 0.
+def _folder(path: str, size: int | None, files: Files) -> tuple[Dataset, np.ndarray]:
+    """Pictures named by number: ``shared0001_nsd02951.png`` counts from 1, as the release does; ``2950.png`` from 0."""
+    whole = open_with(files, path, ["image"], size=size)
+    found: dict[int, tuple[str, int]] = {}
+    for row in range(len(whole)):
+        file = os.path.join(path, whole.keys[row])
+        if matched := NUMBERED.fullmatch(os.path.basename(file)):
             number = int(matched[1]) - 1 if matched[1] else int(matched[2])
-            found[number] = os.path.join(path, name)
+            if number in found:
+                raise ConfigError(f"images: {found[number][0]} and {file}: both are picture {number}; keep one of them")
+            found[number] = file, row
     if not found:
-        raise Missing(f"images: {path}: no file named by a number in it (shared0001_nsd02951.png, or 2950.png)")
+        raise Missing(f"images: {path}: no picture in it is named by a number (shared0001_nsd02951.png, or 2950.png)")
     rows = np.full(max(found) + 1, -1, np.int64)
     rows[list(found)] = np.arange(len(found))
-    return Dataset(PictureFiles(list(found.values()), size)), rows
+    chosen = whole.select([row for _, row in found.values()])
+    return Dataset(NumberedPictures(chosen.store, [file for file, _ in found.values()], size)), rows
 
 
-def _as_wanted(pictures: Dataset, wanted: Pictures) -> Dataset:
+class NumberedPictures(Wrapper):
+    """Pictures of a folder, with the fingerprint that earlier versions saved in states."""
+
+    def __init__(self, store: Store, paths: Sequence[str], size: int | None) -> None:
+        super().__init__(store)
+        hashed = paths[:: max(1, len(paths) // HASHED_FILES)]
+        about = [(os.path.basename(path), os.stat(path).st_size) for path in hashed]
+        self._fingerprint = digest("pictures", size, len(paths), about)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        self.store.read_into(rows, at, out)
+
+
+def _converted(pictures: Dataset, wanted: Pictures) -> Dataset:
     shape, stored = pictures.fields["image"].shape, pictures.fields["image"].dtype
     last = shape[-1] in (1, 3)
     size = shape[:2] if last else shape[1:]
     if wanted.size is not None and size != (wanted.size, wanted.size):
         pictures = pictures.map(Resize(wanted.size, last))
-    if wanted.dtype is not None and np.dtype(wanted.dtype) != stored:
-        if np.dtype(wanted.dtype).kind != "f":
+    dtype = stored if wanted.dtype is None else checked_dtype(wanted.dtype, argument="images: dtype")
+    if dtype != stored:
+        if dtype.kind != "f":
             raise ConfigError(f"images: dtype={wanted.dtype!r}: they are stored as {stored}; expected that, or a float")
         divisor = 255 if stored == np.uint8 else 1
-        pictures = pictures.cast("image", wanted.dtype, divisor=divisor)
+        pictures = pictures.cast("image", dtype, divisor=divisor)
     return pictures.permute("image", 2, 0, 1) if last else pictures
 
 
 class Resize:
-    """Pictures of a read, one by one, by Pillow."""
+    """Resizes the pictures of a read, one by one, with Pillow."""
 
     def __init__(self, size: int, channels_last: bool) -> None:
         self.size, self.channels_last = size, channels_last
@@ -135,7 +164,7 @@ def _resized(pixels: np.ndarray, size: int) -> np.ndarray:
 
 
 def find_extra(name: str, given: Any, stimuli: np.ndarray) -> tuple[Dataset, np.ndarray]:
-    """One row a picture from an array, .npy, HDF5 or .json, and the rows of these pictures."""
+    """One row per picture from an array, .npy, HDF5 or .json, and the rows of these pictures."""
     if isinstance(given, str | os.PathLike) and os.fspath(given).endswith(".json"):
         given = _json(os.fspath(given))
     if isinstance(given, Mapping):
@@ -156,9 +185,10 @@ def find_extra(name: str, given: Any, stimuli: np.ndarray) -> tuple[Dataset, np.
 
 def _json(path: str) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Missing(f"extra: {path}: no such file") from None
+        with open_for_parser(path) as file:
+            return json.load(file)
+    except Unavailable as error:
+        raise Missing(f"extra: {error}") from None
     except ValueError as error:
         raise Corrupt(f"extra: {path}: not JSON ({error})") from error
 
@@ -185,5 +215,5 @@ def _keyed(name: str, values: Mapping[Any, Any], stimuli: np.ndarray) -> tuple[D
 
 
 def text(row: Any) -> str:
-    """The text of one row of a field that was made of texts."""
+    """The text in one row of a field that was made of texts."""
     return bytes(np.asarray(row, np.uint8)).rstrip(b"\0").decode()

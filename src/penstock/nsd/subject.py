@@ -1,4 +1,4 @@
-"""One subject of the Natural Scenes Dataset: what is on disk, and datasets made of it."""
+"""One subject of the Natural Scenes Dataset: what is on disk, and the datasets made of it."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,26 +7,31 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from penstock.dataset import Dataset, concat
-from penstock.errors import ConfigError, Missing
-from penstock.fileio import Files, remote_files
+from penstock.base import checks
+from penstock.base.dtypes import checked_dtype
+from penstock.base.sizes import parse_size
+from penstock.base.urls import is_remote
+from penstock.dataset.composition import concat
+from penstock.dataset.dataset import Dataset, OnError, check_on_error
+from penstock.errors import ConfigError, DataError, Missing
+from penstock.files.files import MAX_OPEN_FILES, Files, remote_files
+from penstock.formats.paths import absolute
 from penstock.nsd import bucket
-from penstock.nsd.betas import SessionFiles, Sessions, check_sessions
-from penstock.nsd.dataset import NSDDataset
-from penstock.nsd.layout import BETAS, STIMULI, SUBJECTS, TRIALS, Layout
-from penstock.nsd.prepare import prepare
-from penstock.nsd.prepared import Prepared
+from penstock.nsd.betas import SessionFiles, Sessions, check_sessions, ranges, why_no_sessions
+from penstock.nsd.dataset import COLUMNS, NSDDataset
+from penstock.nsd.layout import BETAS, STIMULI, SUBJECTS, Layout
+from penstock.nsd.prepare import Job, prepare
+from penstock.nsd.prepared import Copy, Prepared
 from penstock.nsd.regions import Order, Region, Voxels, find_voxels, region_names, volume_shape
-from penstock.nsd.repetitions import Reps
+from penstock.nsd.repetitions import Padding, Reps
 from penstock.nsd.samples import Choice, Samples, Wanted, booleans
-from penstock.nsd.splits import LEAST_SESSIONS, choose
+from penstock.nsd.splits import choose, needs_design
 from penstock.nsd.stimuli import Pictures
-from penstock.nsd.trials import Sources, read_trials
+from penstock.nsd.trials import SessionLength, Sources, planned_trials, read_trials
 from penstock.nsd.zscore import Moments
-from penstock.urls import is_remote
 
 if TYPE_CHECKING:
-    from penstock.remote import RemoteOptions
+    from penstock.remote.ranges import RemoteOptions
 
 Where = Mapping[str, Any] | Callable[[Any], Any] | None
 
@@ -35,13 +40,13 @@ class NSD:
     """A subject's betas, trials, regions and pictures, as far as they are on disk.
 
     root:       the folder that holds ``nsddata_betas``, ``nsddata`` and ``nsddata_stimuli``; or a bucket,
-                ``s3://natural-scenes-dataset``, whose tables and regions are copied to the user's cache folder and
-                whose betas and pictures are read where they are
+                ``s3://natural-scenes-dataset``: its tables and regions are copied to the user's cache folder, its betas
+                and pictures are read where they are
     subject:    1 to 8
-    space:      "func1pt8mm" or "func1mm"
+    space:      "func1pt8mm" or "func1mm"; surfaces (fsaverage, nativesurface) are not read
     betas:      the version, by its name or as "b1", "b2", "b3"
-    prepared:   where ``prepare`` keeps its copies; a folder ``penstock`` in the root by default
-    remote:     how to reach a bucket: ``penstock.remote.RemoteOptions``
+    prepared:   where ``prepare`` keeps its copies; by default a folder ``penstock`` in the root
+    remote:     how to reach a bucket: ``penstock.remote.ranges.RemoteOptions``
     cache_dir:  a folder for copies of a bucket's files; betas and pictures are copied there too, when they are read
     """
 
@@ -58,44 +63,50 @@ class NSD:
     ) -> None:
         if subject not in SUBJECTS:
             raise ConfigError(f"subject={subject!r}: expected a whole number from 1 to 8")
-        self.layout = Layout(os.fspath(root), int(subject), space, BETAS.get(betas, betas))
+        self.layout = Layout(absolute(os.fspath(root)), int(subject), space, BETAS.get(betas, betas))
         self.stimuli: str | None = None
         """The address of the pictures, in a bucket."""
-        self.options: dict[str, Any] = {}
-        """Of ``open``, for files in a bucket."""
+        self._remote, self._cache_dir = remote, None if cache_dir is None else os.path.abspath(cache_dir)
+        self._opened: dict[int, Sessions] = {}
         files = None
         if is_remote(self.layout.root):
-            self.options = {"remote": remote, "cache_dir": cache_dir}
-            files = remote_files(cache_dir, None, remote)
-            self._files, self.layout = self._in_bucket(files, cache_dir)
+            files = self._handles(MAX_OPEN_FILES)
+            self._files, self.layout = self._in_bucket(files)
         elif not os.path.isdir(self.layout.root):
             raise Missing(f"{self.layout.root}: no such folder; expected the one that holds nsddata_betas and nsddata")
         else:
             self._files = SessionFiles.find(self.layout)
-        self._prepared = Prepared(self.layout.prepared if prepared is None else os.fspath(prepared), files)
+        self._prepared = Prepared(self.layout.prepared if prepared is None else absolute(os.fspath(prepared)), files)
         self.sessions: tuple[int, ...] = tuple(sorted({*self._files.paths, *self._prepared.sessions()}))
-        """Those that are there."""
+        """The sessions on disk."""
         if not self.sessions:
-            raise Missing(_nothing_there(self.layout))
+            raise Missing(why_no_sessions(self.layout))
         self.moments: dict[str, Moments] = {}
-        """What z-scores were fitted: once for training and validation alike."""
+        """The z-scores fitted so far: training and validation share them."""
 
-    def _in_bucket(self, files: Files, cache_dir: Any) -> tuple[SessionFiles, Layout]:
-        there = self.layout
-        found = SessionFiles.listed(there.beta_folder, bucket.sessions(there, files), self.options)
+    def _in_bucket(self, files: Files) -> tuple[SessionFiles, Layout]:
+        layout = self.layout
+        found = SessionFiles.listed(layout.beta_folder, bucket.sessions(layout, files))
         if not found.paths:
-            raise Missing(f"no betas of subject {self.subject}: no betas_sessionNN.hdf5 in {there.beta_folder}")
-        folder = bucket.default_mirror(there.root) if cache_dir is None else os.path.join(os.fspath(cache_dir), "nsd")
-        self.stimuli = bucket.address(there, STIMULI)
-        return found, bucket.mirrored(there, folder, files)
+            raise Missing(f"no betas of subject {self.subject}: no betas_sessionNN.hdf5 in {layout.beta_folder}")
+        cache_dir = self._cache_dir
+        folder = bucket.default_mirror(layout.root) if cache_dir is None else os.path.join(cache_dir, "nsd")
+        self.stimuli = bucket.address(layout, STIMULI)
+        return found, bucket.mirrored(layout, folder, files)
+
+    def _handles(self, max_open_files: int) -> Files:
+        return remote_files(self._cache_dir, None, self._remote, max_open=max_open_files)
+
+    def _stored(self, max_open_files: int = MAX_OPEN_FILES) -> Sessions:
+        """The sessions, read through at most so many open files."""
+        if max_open_files not in self._opened:
+            handles = self._handles(max_open_files)
+            self._opened[max_open_files] = Sessions(self._files, volume_shape(self.layout), handles)
+        return self._opened[max_open_files]
 
     @property
     def subject(self) -> int:
         return self.layout.subject
-
-    @cached_property
-    def _stored(self) -> Sessions:
-        return Sessions(self._files, volume_shape(self.layout))
 
     @cached_property
     def _sources(self) -> Sources:
@@ -103,75 +114,105 @@ class NSD:
 
     @property
     def trials_per_session(self) -> int:
-        note = self._prepared.notes()
-        return self._stored.trials if note is None else note.trials
+        return self._session_length.trials
+
+    @cached_property
+    def _session_length(self) -> SessionLength:
+        note = self._prepared.any_note()
+        if note is not None:
+            return SessionLength(note.trials, note.path)
+        return SessionLength(self._stored().trials, next(iter(self._files.paths.values())))
 
     @property
     def stored_reversed(self) -> bool:
-        """Whether volumes are stored as (Z, Y, X), as released."""
-        note = self._prepared.notes()
-        return self._stored.reversed if note is None else note.reversed
+        """Whether volumes are stored as (Z, Y, X), as in the release."""
+        note = self._prepared.any_note()
+        return self._stored().reversed if note is None else note.reversed
 
     @cached_property
     def trials(self) -> Any:
-        """A DataFrame with a row for each trial of the sessions that are there; ids count from 0.
+        """A DataFrame with a row per trial of the sessions on disk; ids count from 0.
 
-        subject, session, run, trial_in_run (the three from 1), trial_in_session, global_trial, stim_id, cocoId,
-        rep (times the picture was shown before), n_reps (times it is shown in this table), shared1000, and the
-        columns of ``responses.tsv`` in lower case.
+        subject, session, run, trial_in_run (these from 1), trial_in_session, global_trial, stim_id, cocoId,
+        rep (how often the picture was shown before), n_reps (how often it is shown in this table), shared1000, and the
+        columns of ``responses.tsv`` in lower case (NaN for sessions that it does not have).
         """
-        return read_trials(self._sources, self.sessions, self.trials_per_session)
+        return read_trials(self._sources, self.sessions, self._session_length)
+
+    @cached_property
+    def _planned(self) -> Any:
+        return planned_trials(self._sources, self.trials_per_session)
 
     @cached_property
     def regions(self) -> dict[str, tuple[str, ...]]:
-        """Regions that there is a file of, and the names of their labels."""
+        """Regions with a file, and the names of their labels."""
         return region_names(self.layout)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What is not there, in words: sessions, tables, regions, pictures."""
-        layout, told = self.layout, []
-        known = self._sources.responses
-        last = max(self.sessions) if known is None else int(np.asarray(known["SESSION"]).max())
+        """Descriptions of what is not on disk: sessions, tables, regions, pictures."""
+        layout, found = self.layout, []
+        answered = self._sources.sessions_answered()
+        last = max(*self.sessions, answered)
         gone = sorted(set(range(1, last + 1)) - set(self.sessions))
         if gone:
-            told.append(f"sessions {gone} of {last}: {layout.session(gone[0], '.hdf5')}")
+            found.append(f"sessions {ranges(gone)} of {last}: {layout.session(gone[0], '.hdf5')}")
+        late = [session for session in self.sessions if session > answered]
+        if answered and late:
+            found.append(
+                f"behaviour of sessions {ranges(late)}: {layout.responses} ends with session {answered}, it is older "
+                f"than the betas"
+            )
         for what, path in (
             ("behaviour", layout.responses),
             ("the design", layout.design),
-            ("what is known of each picture", layout.stim_info),
+            ("the table of pictures", layout.stim_info),
             ("regions", layout.regions),
             ("the brain mask", layout.brainmask),
             ("the noise ceiling", layout.noise_ceiling),
             ("pictures", layout.stimuli),
         ):
             if not os.path.exists(path) and (what != "pictures" or self.stimuli is None):
-                told.append(f"{what}: {path}")
-        return tuple(told)
+                found.append(f"{what}: {path}")
+        return tuple(found)
 
     def voxels(self, roi: Region = None, *, min_ncsnr: float | None = None, order: Order = "nifti") -> Voxels | None:
         """Which voxels a region has, in which order; None for all, as whole volumes."""
         return find_voxels(self.layout, roi, min_ncsnr, order)
 
-    def betas(self, voxels: Voxels | None, sessions: Sequence[int] | None = None) -> Dataset:
-        """``betas`` as stored, a row for each row of ``trials`` (of these sessions): what ``prepare`` made, or raw."""
-        chosen = self.sessions if sessions is None else tuple(sessions)
-        parts = []
-        for session in chosen:
-            source = self._files.paths.get(session)
-            copy = self._prepared.find(session, voxels, source)
-            if copy is None and source is None:
-                name = "whole volumes" if voxels is None else voxels.name
-                raise Missing(
-                    f"session {session}: only copies of other voxels are there, none of {name}, and no betas to make "
-                    f"it of in {self._files.folder}"
-                )
-            parts.append(self._stored.chosen(session, voxels) if copy is None else copy)
+    def betas(
+        self, voxels: Voxels | None, sessions: Sequence[int] | None = None, *, stored: Sessions | None = None
+    ) -> Dataset:
+        """``betas`` as stored, a row per row of ``trials`` (of these sessions): what ``prepare`` made, or raw."""
+        stored = self._stored() if stored is None else stored
+        parts: list[Dataset] = []
+        copies: list[Copy] = []
+        for session in self.sessions if sessions is None else sessions:
+            copy = self._copy(session, voxels, stored)
+            if copy is not None and copies and copy.path != copies[-1].path:
+                parts, copies = [*parts, _together(copies)], []
+            if copy is not None:
+                copies.append(copy)
+            else:
+                parts = [*parts, *([_together(copies)] if copies else []), stored.chosen(session, voxels)]
+                copies = []
+        parts += [_together(copies)] if copies else []
         return parts[0] if len(parts) == 1 else concat(parts)
+
+    def _copy(self, session: int, voxels: Voxels | None, stored: Sessions) -> Copy | None:
+        source = self._files.paths.get(session)
+        copy = self._prepared.find(session, voxels, source, stored.handles)
+        if copy is None and source is None:
+            name = "whole volumes" if voxels is None else voxels.name
+            raise Missing(
+                f"session {session}: only copies of other voxels are there, none of {name}, and no betas to make one "
+                f"from in {self._files.folder}"
+            )
+        return copy
 
     def dataset(
         self,
-        columns: Sequence[str] = ("voxels", "image", "coco"),
+        columns: Sequence[str] = COLUMNS,
         *,
         roi: Region = "nsdgeneral",
         min_ncsnr: float | None = None,
@@ -181,46 +222,79 @@ class NSD:
         split_seed: int = 0,
         where: Where = None,
         reps: Reps = "single",
+        stack_padding: Padding = "mindeye1",
         context: tuple[int, int] = (0, 0),
         zscore: Literal["session", "run", "train"] | None = None,
         zscore_fit: Literal["own", "train", "all"] | np.ndarray | None = None,
+        zscore_when: Literal["before", "after"] = "before",
         dtype: str = "float32",
         images: Pictures | str | os.PathLike[str] | None = None,
         extra: Mapping[str, Any] | None = None,
+        max_open_files: int = MAX_OPEN_FILES,
+        on_error: OnError = "raise",
     ) -> NSDDataset:
         """Samples to train on.
 
-        columns:      what a sample consists of: "voxels", "image", "coco" (or "stim_id"), any column of ``trials``,
-                      "behav", "past_behav", "future_behav", "olds_behav" as MindEye2 has them, "past_voxels" and
-                      "future_voxels" with ``context``, and the names of ``extra``
-        roi:          "nsdgeneral", "streams:ventral", "V1", a NIfTI file, booleans of shape (X, Y, Z), a list of such
-                      (their union), or None for whole volumes
-        min_ncsnr:    leave out voxels with a noise ceiling below this, or none
-        voxel_order:  "nifti" as ``nifti[mask]`` has them (MindEye's), or "hdf5" as ``h5[:, mask.T]``
-        sessions:     these sessions alone
-        split:        "mindeye2/train", "shared1000/test", "first-10/train" …, or booleans, one for each row of
-                      ``trials``; see ``penstock.nsd.splits``
-        where:        ``{"iscorrect": 1, "run": [1, 2]}``, or a function of the trial table that gives booleans
-        reps:         "single" trials; or samples are pictures: the "mean" of their trials, a "stack" (3, voxels)
-                      padded as MindEye does, or a "random" one of them each epoch
-        context:      trials before and after, for "past_voxels" and "future_voxels"; zeros beyond a session's ends
-        zscore:       by "session", by "run", or by all "train"ing trials; None for percent of signal change
-        zscore_fit:   what it is fitted on: the dataset's "own" trials (without a split, the default), "train" (all
-                      whose picture is not shared; with a split, the default), "all", or booleans, one for each row of
-                      ``trials``
-        dtype:        of voxels; an integer type gives them as stored, 300 to the percent
-        images:       a ``Pictures``, or where they are; what the root has by default
-        extra:        further arrays, one row a picture: ``{"clip": "clip.npy", "caption": "captions.json"}``
+        columns:        what a sample consists of: "voxels", "image", "coco" (or "stim_id"), any column of ``trials``,
+                        "behav", "past_behav", "future_behav", "olds_behav" as MindEye2 has them, "past_voxels" and
+                        "future_voxels" with ``context``, and the names of ``extra``
+        roi:            "nsdgeneral", "streams:ventral", "V1", a NIfTI file, booleans of shape (X, Y, Z), a list of
+                        these (their union), or None for whole volumes
+        min_ncsnr:      leave out voxels whose noise ceiling is lower, or not known
+        voxel_order:    "nifti" for the order of ``nifti[mask]`` (MindEye's), or "hdf5" for ``h5[:, mask.T]``
+        sessions:       only these sessions
+        split:          "mindeye2/train", "shared1000/test", "first-10/train" …, or booleans, one per row of
+                        ``trials``; see ``penstock.nsd.splits``
+        where:          ``{"iscorrect": 1, "run": [1, 2]}``, or a function of the trial table that gives booleans
+        reps:           "single" trials; or samples are pictures: the "mean" of their trials, a "stack" (3, voxels),
+                        or a "random" one of them in each epoch
+        stack_padding:  the third row of a picture shown twice, [a, b]: "mindeye1" adds their mean, "mindeye2" adds a.
+                        A picture shown once is repeated three times
+        context:        trials before and after, for "past_voxels" and "future_voxels"; zeros beyond a session's ends
+        zscore:         per "session", per "run", or over all "train"ing trials; None for percent of signal change
+        zscore_fit:     what it is fitted on: the dataset's "own" trials (the default without a split), "train" (all
+                        trials whose picture is not shared; the default with a split), "all", or booleans, one per row
+                        of ``trials``
+        zscore_when:    with reps="mean" and zscore="train": "before" normalizes trials, then averages them; "after"
+                        averages, then normalizes the means with a standard deviation of ddof 1, as brain-diffuser does
+        dtype:          of voxels; an integer type gives them as stored, 300 per percent
+        images:         a ``Pictures``, or where they are; by default the file in the root, at its stored size
+        extra:          further arrays with a row per picture: ``{"clip": "clip.npy", "caption": "captions.json"}``
+        max_open_files: data files held open at once
+        on_error:       "skip" leaves out sessions that cannot be opened, and lists why in ``left_out``
         """
         if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
             raise ConfigError(f'columns={columns!r}: expected a tuple of names, such as ("voxels", "image", "coco")')
-        choice = self._choice(sessions, split, split_seed, where)
+        stored = self._stored(checks.whole("max_open_files", max_open_files))
+        voxels = self.voxels(roi, min_ncsnr=min_ncsnr, order=voxel_order)
+        chosen = self.sessions if sessions is None else tuple(sessions)
+        check_sessions(chosen, self.sessions, self._files.folder)
+        left_out: tuple[DataError, ...] = ()
+        if check_on_error(on_error) == "skip":
+            chosen, left_out = self._openable(chosen, voxels, stored)
+        choice = self._choice(chosen, split, split_seed, where)
         wanted = Wanted(
-            tuple(columns), self.voxels(roi, min_ncsnr=min_ncsnr, order=voxel_order), reps, context, zscore,
-            _fitted_on(zscore_fit, split is not None, choice), np.dtype(dtype),
-            images if isinstance(images, Pictures) else Pictures(images), extra or {},
+            columns=tuple(columns), voxels=voxels, reps=reps, padding=stack_padding, context=context, zscore=zscore,
+            zscore_when=zscore_when, fitted_on=_fitted_on(zscore_fit, split is not None, choice),
+            dtype=checked_dtype(dtype, argument="dtype"), extra=extra or {}, on_error=on_error,
+            pictures=images if isinstance(images, Pictures) else Pictures(images),
         )  # fmt: skip
-        return Samples(self, choice, wanted).dataset()
+        return NSDDataset.of(Samples(self, stored, choice, wanted), left_out)
+
+    def _openable(
+        self, sessions: Sequence[int], voxels: Voxels | None, stored: Sessions
+    ) -> tuple[tuple[int, ...], tuple[DataError, ...]]:
+        """The sessions that can be opened, and why the others cannot."""
+        errors: dict[int, DataError] = {}
+        for session in sessions:
+            try:
+                if self._copy(session, voxels, stored) is None:
+                    stored.chosen(session, voxels)
+            except DataError as error:
+                errors[session] = error
+        if len(errors) == len(sessions):
+            raise next(iter(errors.values()))
+        return tuple(session for session in sessions if session not in errors), tuple(errors.values())
 
     def prepare(
         self,
@@ -230,43 +304,56 @@ class NSD:
         voxel_order: Order = "nifti",
         sessions: Iterable[int] | None = None,
         memory: int | str = "256MiB",
+        one_file: bool = False,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> str:
         """Copy sessions by trial, for these voxels (None: whole volumes), so that each trial can be read by itself.
 
-        One pass, in bounded memory. Sessions that are there already are not made again, so it can be stopped and gone
-        on with. ``dataset`` uses the copies from then on, for as long as their sources stay as they are. Returns the
-        folder; ``progress`` is told bytes done, and in all.
+        One pass, in bounded memory. Sessions that were copied before are not copied again, so it can be stopped and
+        continued. ``dataset`` uses the copies from then on, for as long as their sources stay the same. ``one_file``
+        puts all copies of these voxels into one file. Returns the folder; ``progress`` is called with the bytes done
+        and the bytes in all.
         """
         voxels = self.voxels(roi, min_ncsnr=min_ncsnr, order=voxel_order)
         wanted = list(self._files.paths if sessions is None else sessions)
         check_sessions(wanted, list(self._files.paths), self._files.folder)
-        return prepare(self._stored, self._prepared, voxels, wanted, memory=memory, progress=progress)
+        job = Job(self._stored(), self._prepared, voxels, wanted, parse_size(memory, argument="memory"))
+        return prepare(job, one_file=checks.flag("one_file", one_file), progress=progress)
 
-    def _choice(self, sessions: Iterable[int] | None, split: Any, seed: int, where: Where) -> Choice:
-        """The trials that are asked for, among those of the sessions that are."""
-        trials, wanted = self.trials, self.sessions if sessions is None else tuple(sessions)
-        check_sessions(wanted, self.sessions, self._files.folder)
-        keep = np.array(trials["session"].isin(wanted))
+    def _choice(self, sessions: Sequence[int], split: Any, seed: int, where: Where) -> Choice:
+        """The trials that are asked for, among those of the chosen sessions."""
+        trials = self.trials
+        keep = np.array(trials["session"].isin(sessions))
         inside = np.flatnonzero(keep)
         if isinstance(split, str):
-            least = LEAST_SESSIONS if self.trials_per_session == TRIALS else max(self.sessions)
-            keep &= choose(trials, split, seed=seed, least_sessions=least)
+            if self._planned is None and needs_design(split):
+                raise Missing(
+                    f"split={split!r}: depends on the whole experiment, which {self.layout.design} or "
+                    f"{self.layout.stim_info} describes, and neither is there; fetch one of them"
+                )
+            keep &= choose(trials, split, seed=seed, planned=self._planned)
         elif split is not None:
             keep &= booleans(split, trials, "split")
         keep &= _where(trials, where)
         if not keep.any():
-            raise ConfigError("no trial is left: what sessions=, split= and where= ask for excludes all of them")
+            raise ConfigError("no trial is left: sessions=, split= and where= exclude all of them")
         return Choice(trials, inside, np.flatnonzero(keep[inside]))
 
     def __repr__(self) -> str:
         kind = sorted({os.path.basename(path).partition(".")[2] for path in self._files.paths.values()})
-        told = f"<NSD subject {self.subject}, {self.layout.space}, {self.layout.betas}: {len(self.sessions)} sessions"
-        return "; missing ".join([f"{told} ({', '.join(kind) or 'prepared'})", *self.missing[:3]]) + ">"
+        about = f"<NSD subject {self.subject}, {self.layout.space}, {self.layout.betas}: {len(self.sessions)} sessions"
+        return "; missing ".join([f"{about} ({', '.join(kind) or 'prepared'})", *self.missing[:3]]) + ">"
+
+
+def _together(copies: Sequence[Copy]) -> Dataset:
+    """Sessions that are in one file, as one dataset."""
+    whole = copies[0].dataset
+    rows = np.concatenate([np.arange(copy.first, copy.first + copy.trials) for copy in copies])
+    return whole if np.array_equal(rows, np.arange(len(whole))) else whole.select(rows)
 
 
 def _fitted_on(given: Any, with_split: bool, choice: Choice) -> np.ndarray:
-    """Rows of the chosen sessions that z-scores are fitted on."""
+    """Rows of the chosen sessions on which z-scores are fitted."""
     kind = ("train" if with_split else "own") if given is None else given
     if not isinstance(kind, str):
         return np.flatnonzero(booleans(kind, choice.everything, "zscore_fit")[choice.inside])
@@ -290,21 +377,12 @@ def _where(trials: Any, where: Where) -> np.ndarray:
     return keep
 
 
-def _nothing_there(layout: Layout) -> str:
-    """Why there are no betas, and what there is instead."""
-    told = f"no betas of subject {layout.subject}: no betas_sessionNN.hdf5 or .nii.gz in {layout.beta_folder}"
-    here = layout.root
-    for step in ("nsddata_betas", "ppdata", layout.name, layout.space, layout.betas):
-        inner = os.path.join(here, step)
-        if not os.path.isdir(inner):
-            found = ", ".join(sorted(os.listdir(here))[:12]) or "nothing"
-            return f"{told}. There is no {step} in {here}, which has: {found}. Check root, subject, space and betas"
-        here = inner
-    return f"{told}. The folder is there, without sessions; fetch them"
+def subjects(root: str | os.PathLike[str], space: str = "func1pt8mm", betas: str = "b3") -> list[int]:
+    """Subjects with betas in this space and version, or with copies of them."""
+    layouts = [Layout(absolute(os.fspath(root)), subject, space, BETAS.get(betas, betas)) for subject in SUBJECTS]
+    return [each.subject for each in layouts if _has_sessions(each)]
 
 
-def subjects(root: str | os.PathLike[str]) -> list[int]:
-    """Subjects that there are betas of."""
-    folder = os.path.join(os.fspath(root), "nsddata_betas", "ppdata")
-    names = os.listdir(folder) if os.path.isdir(folder) else ()
-    return sorted(int(name[4:]) for name in names if name.startswith("subj") and name[4:].isdecimal())
+def _has_sessions(layout: Layout) -> bool:
+    files = SessionFiles.find(layout)
+    return bool(files.paths and files.folder != layout.root) or bool(Prepared(layout.prepared).sessions())

@@ -1,8 +1,9 @@
 """The trial table: which picture each trial showed, and how the subject answered.
 
-Three files tell it, each in part: ``responses.tsv`` (trials that were done, ids from 1), ``nsd_expdesign.mat`` (trials
-that were planned, ids from 1) and ``nsd_stim_info_merged.csv`` (pictures, ids from 0, trials from 1). Those that are
-there are checked against each other; ids come out from 0.
+Three files describe it, each in part: ``responses.tsv`` (trials that were done, ids from 1), ``nsd_expdesign.mat``
+(trials that were planned, ids from 1) and ``nsd_stim_info_merged.csv`` (pictures, ids from 0, trials from 1). Files
+that are present are checked against each other; ids come out from 0. ``responses.tsv`` may be older than the betas:
+trials that it does not have come from the design, without behaviour.
 """
 
 import os
@@ -14,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import Corrupt, Missing, SchemaMismatch
-from penstock.nsd.layout import REPS, RUNS, Layout
-from penstock.nsd.outside import loadmat, needed
+from penstock.nsd.layout import REPS, RUNS, SESSIONS, Layout
+from penstock.nsd.libraries import loadmat, needed
 
 BEHAVIOUR = (
     "TIME", "ISOLD", "ISCORRECT", "RT", "CHANGEMIND", "MEMORYRECENT", "MEMORYFIRST", "ISOLDCURRENT",
     "ISCORRECTCURRENT", "TOTAL1", "TOTAL2", "BUTTON", "MISSINGDATA",
 )  # fmt: skip
-"""Columns of ``responses.tsv`` that come into the table, in lower case."""
+"""Columns of ``responses.tsv`` that are in the table, in lower case."""
 
 INFO_COLUMNS = ("cocoId", "nsdId", "shared1000")
 SHARED = 1000
@@ -29,7 +30,7 @@ SHARED = 1000
 
 @dataclass(frozen=True)
 class Sources:
-    """The three files of one subject, as far as they are there."""
+    """The three files of one subject, as far as they exist."""
 
     layout: Layout
 
@@ -75,7 +76,7 @@ class Sources:
         return found
 
     def planned(self) -> dict[str, np.ndarray]:
-        """0-based picture of each planned trial, by the file that tells it."""
+        """0-based picture of each planned trial, by the file that lists them."""
         found = {}
         if self.design is not None:
             ordering = self.design["masterordering"].reshape(-1)
@@ -89,20 +90,85 @@ class Sources:
             found[self.layout.stim_info] = pictures
         return found
 
+    @cached_property
+    def answered(self) -> int:
+        """Trials in ``responses.tsv``."""
+        return 0 if self.responses is None else len(self.responses)
 
-def read_trials(sources: Sources, sessions: Sequence[int], per_session: int) -> Any:
-    """A DataFrame with a row for each trial of these sessions, in the order of the betas."""
-    pandas = needed("pandas")
-    layout, responses = sources.layout, sources.responses
-    done = len(responses) if responses is not None else max(sessions) * per_session
-    pictures = _pictures(sources, done, per_session)
-    trial = np.arange(done)
-    table = pandas.DataFrame(
+    def sessions_answered(self) -> int:
+        """The last session in ``responses.tsv``."""
+        return 0 if self.responses is None else int(np.asarray(self.responses["SESSION"]).max())
+
+    def shared(self, pictures: np.ndarray) -> np.ndarray:
+        """Whether each trial showed a shared picture, given the picture of each trial."""
+        found = {}
+        if self.design is not None:
+            found[self.layout.design] = np.isin(pictures, self.design["sharedix"].reshape(-1) - 1)
+        if self.stim_info is not None:
+            found[self.layout.stim_info] = np.asarray(self.stim_info["shared1000"]).astype(bool)[pictures]
+        if not found:
+            return np.asarray(self.responses["10KID"] <= SHARED)[: len(pictures)]
+        (first, shared), *others = found.items()
+        for other, theirs in others:
+            if not np.array_equal(shared, theirs):
+                trial = int(np.argmin(shared == theirs))
+                raise SchemaMismatch(
+                    f"picture {pictures[trial]} is {'' if shared[trial] else 'not '}shared according to {first}, and "
+                    f"{'' if theirs[trial] else 'not '}according to {other}: they are not of the same release; fetch "
+                    f"both again"
+                )
+        return shared
+
+
+@dataclass(frozen=True)
+class SessionLength:
+    """Trials per session, and the file that says so."""
+
+    trials: int
+    path: str
+
+
+def read_trials(sources: Sources, sessions: Sequence[int], session: SessionLength) -> Any:
+    """A DataFrame with a row per trial of these sessions, in the order of the betas."""
+    count = max(sources.answered, max(sessions) * session.trials)
+    table = _table_of(sources, _pictures(sources, count, session), session.trials)
+    for name in BEHAVIOUR if sources.responses is not None else ():
+        if name in sources.responses:
+            table[name.lower()] = np.full(count, np.nan)
+            table.loc[: sources.answered - 1, name.lower()] = np.asarray(sources.responses[name], np.float64)
+    table = table[table["session"].isin(list(sessions))].reset_index(drop=True)
+    counts = table.groupby("stim_id")["stim_id"].transform("size")
+    table.insert(table.columns.get_loc("rep") + 1, "n_reps", counts)
+    return table
+
+
+def planned_trials(sources: Sources, per_session: int) -> Any:
+    """Session, picture and shared1000 of each trial that the subject was to do, whatever is on disk.
+
+    Subjects did the first 30 to 40 planned sessions. Without a design, a complete ``responses.tsv`` will
+    do; None without that too.
+    """
+    planned = next(iter(sources.planned().values()), None)
+    most = SESSIONS[sources.layout.subject]
+    if planned is None:
+        if sources.responses is None or sources.sessions_answered() < most:
+            return None
+        planned = np.asarray(sources.responses["73KID"], np.int64) - 1
+    pictures = planned[: most * per_session]
+    session = (np.arange(len(pictures)) // per_session + 1).astype(np.int16)
+    columns = {"session": session, "stim_id": pictures, "shared1000": sources.shared(pictures)}
+    return needed("pandas").DataFrame(columns)
+
+
+def _table_of(sources: Sources, pictures: np.ndarray, per_session: int) -> Any:
+    trial = np.arange(len(pictures))
+    runs, in_run = _runs(sources, len(pictures), per_session)
+    table = needed("pandas").DataFrame(
         {
-            "subject": layout.subject,
+            "subject": sources.layout.subject,
             "session": trial // per_session + 1,
-            "run": _runs(sources, done, per_session),
-            "trial_in_run": _in_run(sources, done, per_session),
+            "run": runs,
+            "trial_in_run": in_run,
             "trial_in_session": trial % per_session,
             "global_trial": trial,
             "stim_id": pictures,
@@ -111,87 +177,67 @@ def read_trials(sources: Sources, sessions: Sequence[int], per_session: int) -> 
     if sources.stim_info is not None:
         table["cocoId"] = np.asarray(sources.stim_info["cocoId"])[pictures]
     table["rep"] = table.groupby("stim_id").cumcount()
-    table["shared1000"] = _shared(sources, pictures, done)
-    if responses is not None:
-        for name in BEHAVIOUR:
-            if name in responses:
-                table[name.lower()] = np.asarray(responses[name], np.float64)
-    table = table[table["session"].isin(list(sessions))].reset_index(drop=True)
-    counts = table.groupby("stim_id")["stim_id"].transform("size")
-    table.insert(table.columns.get_loc("rep") + 1, "n_reps", counts)
+    table["shared1000"] = sources.shared(pictures)
     return table
 
 
-def _pictures(sources: Sources, done: int, per_session: int) -> np.ndarray:
-    """0-based picture of each trial that was done; whoever else tells it must tell the same."""
-    found = dict(sources.planned())
+def _pictures(sources: Sources, count: int, session: SessionLength) -> np.ndarray:
+    """0-based picture of each trial; all files that list it must agree."""
+    found, layout = sources.planned(), sources.layout
     if sources.responses is not None:
-        path = sources.layout.responses
-        sessions = np.asarray(sources.responses["SESSION"], np.int64)
-        expected = np.arange(done) // per_session + 1
-        if not np.array_equal(sessions, expected):
-            row = int(np.argmin(sessions == expected))
-            raise SchemaMismatch(
-                f"{path}: row {row} belongs to session {sessions[row]}, but sessions have {per_session} trials as the "
-                f"betas are stored, so it should be session {expected[row]}; one of the two files is not whole"
-            )
-        found = {path: np.asarray(sources.responses["73KID"], np.int64) - 1, **found}
+        _check_responses(sources, session)
+        found = {layout.responses: np.asarray(sources.responses["73KID"], np.int64) - 1, **found}
     if not found:
-        layout = sources.layout
         raise Missing(
-            f"which trial showed which picture is told by {layout.responses}, {layout.design} or {layout.stim_info}, "
-            f"and none of them is there; fetch at least one"
+            f"no file lists which trial showed which picture: neither {layout.responses} nor {layout.design} nor "
+            f"{layout.stim_info} is there, none of them; fetch at least one"
         )
-    (first, pictures), *others = found.items()
-    if len(pictures) < done:
-        raise SchemaMismatch(f"{first}: tells of {len(pictures):,} trials, but {done:,} were done; fetch it again")
-    for other, theirs in others:
-        same = theirs[:done] == pictures[:done]
-        if len(theirs) < done or not same.all():
-            trial = int(np.argmin(same)) if len(same) == done else len(theirs)
-            told = theirs[trial] if trial < len(theirs) else "none"
+    pictures, known_by = np.full(count, -1, np.int64), np.full(count, "", object)
+    for path, listed in found.items():
+        here = np.flatnonzero(listed[:count] >= 0)
+        wrong = here[(pictures[here] >= 0) & (pictures[here] != listed[here])]
+        if len(wrong):
+            trial = int(wrong[0])
             raise SchemaMismatch(
-                f"trial {trial} (from 0) of subject {sources.layout.subject} showed picture {pictures[trial]} (from 0) "
-                f"by {first}, but {told} by {other}: they are not of the same release; fetch both again"
+                f"trial {trial} (from 0) of subject {layout.subject} showed picture {pictures[trial]} (from 0) "
+                f"according to {known_by[trial]}, but {listed[trial]} according to {path}: they are not of the same "
+                f"release; fetch both again"
             )
-    return pictures[:done]
+        pictures[here], known_by[here] = listed[here], path
+    unknown = np.flatnonzero(pictures < 0)
+    if len(unknown):
+        first = int(unknown[0])
+        listed_by = " and ".join(f"{path} ({len(listed):,} trials)" for path, listed in found.items())
+        raise SchemaMismatch(
+            f"trial {first} (from 0, session {first // session.trials + 1}) has betas, but {listed_by} do not list "
+            f"which picture it showed. Fetch {layout.responses} again, or {layout.design}, or leave later sessions out"
+        )
+    return pictures
 
 
-def _runs(sources: Sources, done: int, per_session: int) -> np.ndarray:
-    """1-based run of each trial."""
-    if sources.responses is not None:
-        return np.asarray(sources.responses["RUN"], np.int64)
+def _check_responses(sources: Sources, session: SessionLength) -> None:
+    sessions = np.asarray(sources.responses["SESSION"], np.int64)
+    expected = np.arange(len(sessions)) // session.trials + 1
+    if not np.array_equal(sessions, expected):
+        row = int(np.argmin(sessions == expected))
+        raise SchemaMismatch(
+            f"{sources.layout.responses}: row {row} belongs to session {sessions[row]}, but {session.path} has "
+            f"{session.trials} trials per session, so it should be session {expected[row]}; one of the two files is "
+            f"not whole"
+        )
+
+
+def _runs(sources: Sources, count: int, per_session: int) -> tuple[np.ndarray, np.ndarray]:
+    """1-based run of each trial, and its 1-based number in the run: as answered, and beyond that as planned."""
     ends = np.ceil(per_session * np.arange(1, RUNS + 1) / RUNS)
-    return np.searchsorted(ends, np.arange(done) % per_session, side="right") + 1
-
-
-def _in_run(sources: Sources, done: int, per_session: int) -> np.ndarray:
-    """1-based number of each trial in its run."""
-    if sources.responses is not None:
-        return np.asarray(sources.responses["TRIAL"], np.int64)
-    runs = _runs(sources, done, per_session)
+    runs = np.searchsorted(ends, np.arange(count) % per_session, side="right") + 1
     begins = np.flatnonzero(np.diff(runs, prepend=0))
-    return np.arange(done) - np.repeat(begins, np.diff(begins, append=done)) + 1
-
-
-def _shared(sources: Sources, pictures: np.ndarray, done: int) -> np.ndarray:
-    """Whether each trial showed one of the pictures that everybody saw."""
-    told = {}
-    if sources.design is not None:
-        told[sources.layout.design] = np.isin(pictures, sources.design["sharedix"].reshape(-1) - 1)
-    if sources.stim_info is not None:
-        told[sources.layout.stim_info] = np.asarray(sources.stim_info["shared1000"]).astype(bool)[pictures]
-    if not told:
-        return np.asarray(sources.responses["10KID"] <= SHARED)
-    (first, shared), *others = told.items()
-    for other, theirs in others:
-        if not np.array_equal(shared, theirs):
-            trial = int(np.argmin(shared == theirs))
-            raise SchemaMismatch(
-                f"picture {pictures[trial]} is {'' if shared[trial] else 'not '}shared by {first}, and "
-                f"{'' if theirs[trial] else 'not '}by {other}: they are not of the same release; fetch both again"
-            )
-    return shared
+    in_run = np.arange(count) - np.repeat(begins, np.diff(begins, append=count)) + 1
+    if sources.responses is not None:
+        answered = min(count, sources.answered)
+        runs[:answered] = np.asarray(sources.responses["RUN"], np.int64)[:answered]
+        in_run[:answered] = np.asarray(sources.responses["TRIAL"], np.int64)[:answered]
+    return runs, in_run
 
 
 def _table(path: str, **options: Any) -> Any:

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from penstock.loader import Loader
-from penstock.measure import Measurement, measure
-from penstock.multi import MultiLoader
-from penstock.sizes import format_size
+from penstock.base.sizes import format_size
+from penstock.loader.loader import Loader
+from penstock.loader.multi import MultiLoader
+from penstock.testing.measure import Measurement, measure
 
 
 def check_budget(

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from penstock.order import Order
+from penstock.loader.order import Order
 
 
 def check_order(order: Order, *, rows: int, once: bool = True, epochs: int = 3, seed: int = 0) -> None:

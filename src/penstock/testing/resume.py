@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.loader import Loader
-from penstock.multi import MultiLoader
+from penstock.loader.loader import Loader
+from penstock.loader.multi import MultiLoader
 
 
 def check_resume(

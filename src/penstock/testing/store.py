@@ -9,10 +9,10 @@ from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 
-from penstock import memory
+from penstock.base import scratch
+from penstock.base.spec import Origin
+from penstock.dataset.store import Store, as_base
 from penstock.errors import OutOfRange
-from penstock.spec import Origin
-from penstock.store import Store, takes_rows_apart
 
 Values = Mapping[str, np.ndarray]
 THREADS = 8
@@ -93,7 +93,7 @@ def _check_read(store: Store, expected: Values, rows: np.ndarray, at: np.ndarray
 
 def _check_rows_apart(store: Store, expected: Values, rng: np.random.Generator) -> None:
     """A store that says so reads into rows that are the first part of longer ones."""
-    if not takes_rows_apart(store):
+    if not as_base(store).accepts_strided:
         return
     for name, values in expected.items():
         if values.ndim < 2 or values.dtype.hasobject:
@@ -132,12 +132,12 @@ def _check_scratch(store: Store, rng: np.random.Generator) -> None:
         out = {name: spec.empty(rows) for name, spec in store.fields.items()}
         declared = store.scratch_bytes(rows)
         for at in (np.arange(rows), rng.permutation(rows)):
-            memory.prepare(declared)
+            scratch.prepare(declared)
             try:
                 store.read_into(rng.integers(0, len(store), rows), at, out)
-                over = memory.overflow_bytes()
+                over = scratch.overflow_bytes()
             finally:
-                memory.release()
+                scratch.release()
             assert over == 0, f"scratch_bytes({rows}) declares {declared:,} bytes, but a read borrowed {over:,} more"
 
 

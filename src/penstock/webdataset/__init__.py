@@ -8,21 +8,20 @@ Nothing in a shard is unpickled or executed, what is cut or damaged is an error 
 follow from a seed, and every sample comes once over all ranks and workers, however few the shards.
 """
 
-from penstock.webdataset import fields as _fields
 from penstock.webdataset import verbs as _verbs
 from penstock.webdataset.collate import default_collation_fn
 from penstock.webdataset.dataset import (
     ResampledShards,
     SimpleShardList,
     WebDataset,
+    decode,
     shardspec,
     tarfile_samples,
+    tarfile_to_samples,
 )
-from penstock.webdataset.dataset import expand_shards as _expand_shards
 from penstock.webdataset.decoders import Continue, Decoder, basichandlers, gzfilter, handle_extension, imagehandler
-from penstock.webdataset.faults import DecodingError
-from penstock.webdataset.fluent import decode
 from penstock.webdataset.handlers import (
+    DecodingError,
     ignore_and_continue,
     ignore_and_stop,
     reraise_exception,
@@ -31,29 +30,30 @@ from penstock.webdataset.handlers import (
 )
 from penstock.webdataset.mindeye import get_dataloaders
 from penstock.webdataset.mix import FluidWrapper, RandomMix, RoundRobin, WebLoader
-from penstock.webdataset.names import expand_urls
+from penstock.webdataset.pipeline import Curried as _Curried
 from penstock.webdataset.pipeline import DataPipeline
-from penstock.webdataset.shuffling import shuffle_samples as _shuffle_samples
+from penstock.webdataset.shards import expand_urls
+from penstock.webdataset.shuffle import shuffle_alike as _shuffle_alike
+from penstock.webdataset.shuffle import shuffle_samples as _shuffle_samples
 from penstock.webdataset.splitting import single_node_only, split_by_node, split_by_worker
-from penstock.webdataset.stages import Curried as _Curried
 from penstock.webdataset.writer import ShardWriter, TarWriter
 
 # The verbs as stages of a DataPipeline.
 batched = _Curried(_verbs.batch_samples)
-extract_keys = _Curried(_fields.pick_matching)
+extract_keys = _Curried(_verbs.pick_matching)
 log_keys = _Curried(_verbs.log_samples)
 map = _Curried(_verbs.map_samples)
 map_dict = _Curried(_verbs.map_fields)
-map_tuple = _Curried(_verbs.map_places)
-rename = _Curried(_fields.rename_fields)
-rename_keys = _Curried(_fields.rename_matching)
+map_tuple = _Curried(_verbs.map_elements)
+rename = _Curried(_verbs.rename_fields)
+rename_keys = _Curried(_verbs.rename_matching)
 rsample = _Curried(_verbs.draw_samples)
 select = _Curried(_verbs.select_samples)
-shuffle = detshuffle = _Curried(_shuffle_samples)
+detshuffle = _Curried(_shuffle_alike)
+shuffle = _Curried(_shuffle_samples)
 slice = _Curried(_verbs.slice_samples)
-tarfile_to_samples = _Curried(_expand_shards)
-to_dict = _Curried(_fields.fields_to_dict)
-to_tuple = _Curried(_fields.fields_to_tuple)
+to_dict = _Curried(_verbs.fields_to_dict)
+to_tuple = _Curried(_verbs.fields_to_tuple)
 unbatched = _Curried(_verbs.unbatch_samples)
 unlisted = _Curried(_verbs.unlist_samples)
 

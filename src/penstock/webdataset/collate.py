@@ -89,7 +89,7 @@ def _block(value: Any, rows: int) -> Any:
         if type(value) is np.ndarray and not value.dtype.hasobject:
             return np.empty((rows, *value.shape), value.dtype)
         if _is_tensor(value):
-            from penstock.pytorch import room_for
+            from penstock.loader.pytorch import room_for
 
             return room_for(value, rows)
     except (MemoryError, OverflowError, RuntimeError, ValueError):  # more were allowed than there can be
@@ -136,7 +136,7 @@ def _column(name: Any, values: list[Any], combine_tensors: bool, combine_scalars
             f"map_dict() or map_tuple(), or give batched() a collation_fn="
         )
     if tensors:
-        from penstock.pytorch import stack
+        from penstock.loader.pytorch import stack
 
         return stack(values)
     return np.stack(values)
@@ -145,7 +145,7 @@ def _column(name: Any, values: list[Any], combine_tensors: bool, combine_scalars
 def _is_tensor(value: Any) -> bool:
     if sys.modules.get("torch") is None:
         return False
-    from penstock.pytorch import is_tensor
+    from penstock.loader.pytorch import is_tensor
 
     return is_tensor(value)
 

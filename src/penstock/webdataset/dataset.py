@@ -2,23 +2,27 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.base import checks
+from penstock.base.sizes import parse_size
 from penstock.errors import ConfigError
-from penstock.fileio import remote_files
-from penstock.kinds import MAX_MEMBER_BYTES
-from penstock.packing import MAX_EXPANSION
+from penstock.files.compression import MAX_EXPANSION
+from penstock.files.files import remote_files
+from penstock.read.kinds import MAX_MEMBER_BYTES
+from penstock.webdataset.decoders import Decoder, Given
 from penstock.webdataset.handlers import Handler, reraise_exception
-from penstock.webdataset.names import Shard, expand
-from penstock.webdataset.pipeline import DataPipeline
-from penstock.webdataset.runs import Run
+from penstock.webdataset.pipeline import DataPipeline, Source, Stage
+from penstock.webdataset.run import Run
 from penstock.webdataset.samples import Reading, Sample, read_samples
-from penstock.webdataset.shuffling import shuffle_samples
+from penstock.webdataset.shards import Shard, expand
+from penstock.webdataset.shuffle import shuffle_samples
 from penstock.webdataset.splitting import single_node_only, split_by_worker
-from penstock.webdataset.stages import Source, Stage
+from penstock.webdataset.verbs import map_samples
 
 if TYPE_CHECKING:
-    from penstock.remote import RemoteOptions
+    from penstock.remote.ranges import RemoteOptions
 
 Splitter = Callable[[Iterable[Shard]], Iterable[Shard]]
 
@@ -36,7 +40,7 @@ class SimpleShardList(Source):
         """Every shard once."""
         shards = [dict(shard) for shard in self.shards]
         if self.seed is not None:
-            run.seeded(self.seed).rng().shuffle(shards)
+            run.rng(self.seed).shuffle(shards)
         return iter(shards)
 
     @property
@@ -59,7 +63,7 @@ class ResampledShards(Source):
 
     def begin(self, run: Run) -> Iterator[Shard]:
         """As many draws as were asked for."""
-        rng = (run if self.seed is None else run.seeded(self.seed)).rng()
+        rng = (run if self.seed is None else replace(run, seed=self.seed)).rng()
         drawn = 0
         while self.nshards is None or drawn < self.nshards:
             drawn += 1
@@ -83,7 +87,7 @@ class WebDataset(DataPipeline):
     cache_dir:     a folder for whole copies of shards on other machines, shared by all processes that name it; without
                    one they are streamed
     cache_bytes:   how much that folder may hold (``"200GB"``); ``cache_size`` says the same
-    remote:        how patient to be with servers: ``penstock.remote.RemoteOptions``
+    remote:        how patient to be with servers: ``penstock.remote.ranges.RemoteOptions``
     """
 
     def __init__(
@@ -111,6 +115,12 @@ class WebDataset(DataPipeline):
         remote: "RemoteOptions | None" = None,
     ) -> None:
         super().__init__(seed=0 if seed is None else seed)
+        resampled, empty_check = checks.flag("resampled", resampled), checks.flag("empty_check", empty_check)
+        cache_size = checks.whole("cache_size", cache_size, least=None)
+        for name, function in (("handler", handler), ("select_files", select_files), ("rename_files", rename_files)):
+            if not callable(function) and (function is not None or name == "handler"):
+                raise ConfigError(f"{name}={checks.shown(function)}: expected a function")
+        max_member_bytes = parse_size(max_member_bytes, argument="max_member_bytes")
         if cache_bytes is None and cache_size > 0 and cache_dir is not None:
             cache_bytes = cache_size
         files = remote_files(cache_dir or None, cache_bytes, remote, max_expansion=max_expansion)
@@ -124,10 +134,16 @@ class WebDataset(DataPipeline):
             source = SimpleShardList(urls)
             splitters = [nodesplitter, workersplitter]
         self.pipeline += [source, *filter(None, splitters)]
-        buffer = DEFAULT_SHARD_SHUFFLE if shardshuffle is True else int(shardshuffle or 0)
+        buffer = _shard_buffer(shardshuffle)
         if buffer and isinstance(source, SimpleShardList):
             self.append(Stage(shuffle_samples, buffer, initial=buffer))
         self.append(Stage(read_samples, reading, source.shards if empty_check else None))
+
+
+def _shard_buffer(shardshuffle: bool | int | None) -> int:
+    if shardshuffle is None or isinstance(shardshuffle, bool):
+        return DEFAULT_SHARD_SHUFFLE if shardshuffle else 0
+    return checks.whole("shardshuffle", shardshuffle, expected="True, False, or how many shards to draw from")
 
 
 def tarfile_samples(
@@ -140,9 +156,14 @@ def tarfile_samples(
     return read_samples(shards, Run(), Reading(handler, select_files, rename_files, tell_path=False))
 
 
-def expand_shards(shards: Iterator[Shard], run: Run, **how: Any) -> Iterator[Sample]:
-    """The same, as part of a pass."""
-    return read_samples(shards, run, Reading(tell_path=False, **how))
+def tarfile_to_samples(**how: Any) -> Stage:
+    """The same as part of a pass; takes the arguments of ``tarfile_samples``."""
+    return Stage(read_samples, Reading(tell_path=False, **how))
+
+
+def decode(*handlers: Given, handler: Handler = reraise_exception, **how: Any) -> Stage:
+    """``WebDataset.decode`` as a stage of a ``DataPipeline``."""
+    return Stage(map_samples, Decoder(handlers, **how), handler=handler)
 
 
 def shardspec(urls: str | Sequence[str]) -> SimpleShardList:

@@ -1,7 +1,10 @@
 """Bytes of a field -> its value, by the extension of its name.
 
-``decode("torch", f, {"wav": g})`` tries in order: what unpacks (``.gz``), what the caller gave (modes for pictures,
-functions of name and bytes, functions by extension), and the plain kinds below. What nobody decodes stays bytes.
+``decode("torch", f, {"wav": g})`` tries in order: unpacking (``.gz``), what the caller gave (modes for pictures,
+functions of name and bytes, functions by extension), and the plain kinds below. What no decoder takes stays bytes.
+
+Modes for pictures: ``rgb8`` is rows × columns × 3 of uint8; ``rgb`` the same as float32 from 0 to 1; ``torchrgb``, also
+called ``torch``, a tensor with the channels first; ``pil`` an image of Pillow's. Likewise ``l`` for grey, and ``rgba``.
 
 Nothing is unpickled: fields that only pickle could read are refused, unless a function of the caller's takes them.
 """
@@ -9,21 +12,24 @@ Nothing is unpickled: fields that only pickle could read are refused, unless a f
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from penstock import values
+import numpy as np
+
 from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, PenstockError, SchemaMismatch, Unsafe
-from penstock.pictures import EXTENSIONS, MAX_PIXELS
-from penstock.webdataset.arrays import MAX_ARRAY_BYTES, decode_npy, decode_npz, decode_ten
-from penstock.webdataset.picture_modes import PictureDecoder
+from penstock.files.compression import one_line
+from penstock.read import objects, pictures
+from penstock.read.npy import MAX_ARRAY_BYTES, decode_npy, decode_npz, decode_ten
+from penstock.read.pictures import EXTENSIONS, MAX_PIXELS
 from penstock.webdataset.samples import Sample
 
 FieldDecoder = Callable[[str, bytes], Any]
-"""Takes a name such as ``.seg.png`` and its bytes; gives the value, or None if it is for somebody else."""
+"""Takes a name such as ``.seg.png`` and its bytes; returns the value, or None to leave it to the next decoder."""
 
 
 class Continue:
-    """What a decoder gives back to have another go on with it: a new name and new bytes."""
+    """Returned by a decoder to hand a new name and new bytes to the next one."""
 
     def __init__(self, key: str, data: bytes) -> None:
         self.key, self.data = key, data
@@ -71,7 +77,7 @@ PLAIN: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("json", "jsn"), json.loads),
     **dict.fromkeys(("pkl", "pickle", "pyd", "pth"), _pickled),
     **dict.fromkeys(("ten", "tb"), decode_ten),
-    **dict.fromkeys(("mp", "msg"), values.as_msgpack),
+    **dict.fromkeys(("mp", "msg"), objects.as_msgpack),
     "npy": decode_npy,
     "npz": decode_npz,
     "cbor": _undecodable,
@@ -82,6 +88,63 @@ def basichandlers(key: str, data: bytes) -> Any:
     """Text, numbers, json and arrays, by the last part of the name."""
     decode = PLAIN.get(key.rpartition(".")[2])
     return None if decode is None else decode(data)
+
+
+@dataclass(frozen=True)
+class _Form:
+    holder: Literal["numpy", "torch", "pil"]
+    channels: pictures.Mode
+    floats: bool = False
+
+
+_CHANNELS: dict[str, pictures.Mode] = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+PICTURE_MODES = {
+    **{f"{name}8": _Form("numpy", mode) for name, mode in _CHANNELS.items()},
+    **{name: _Form("numpy", mode, floats=True) for name, mode in _CHANNELS.items()},
+    **{f"torch{name}8": _Form("torch", mode) for name, mode in _CHANNELS.items()},
+    **{f"torch{name}": _Form("torch", mode, floats=True) for name, mode in _CHANNELS.items()},
+    **{f"pil{name}": _Form("pil", mode) for name, mode in _CHANNELS.items()},
+    "torch": _Form("torch", "RGB", floats=True),
+    "pil": _Form("pil", "RGB"),
+}
+
+# Drawing these means running a program.
+_PROGRAMS = frozenset({"eps", "ps"})
+
+
+class PictureDecoder:
+    """Decodes fields whose last extension is a picture's, and leaves the others alone."""
+
+    def __init__(self, mode: str, extensions: Collection[str], max_pixels: int) -> None:
+        if mode not in PICTURE_MODES:
+            raise ConfigError(f"decode({mode!r}): no such mode for pictures; there are {', '.join(PICTURE_MODES)}")
+        self.mode, self.extensions, self.max_pixels = mode, frozenset(extensions), max_pixels
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        """The picture; None if the name is not one of a picture."""
+        extension = key.rpartition(".")[2].lower()
+        if extension in _PROGRAMS:
+            raise Unsafe("PostScript is a program, which is not run; convert it to png, or decode with only=")
+        if extension not in self.extensions:
+            return None
+        form = PICTURE_MODES[self.mode]
+        if form.holder == "pil":
+            return pictures.decode_with_pillow(data, form.channels, self.max_pixels)
+        pixels = pictures.decode(data, form.channels, self.max_pixels)
+        if form.holder == "torch":
+            try:
+                from penstock.loader.pytorch import tensor
+            except ImportError:
+                raise ConfigError(f'decode({self.mode!r}) gives tensors: pip install "penstock[torch]"') from None
+            channels_first = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+            return tensor(_floats(channels_first) if form.floats else np.ascontiguousarray(channels_first))
+        return _floats(pixels) if form.floats else pixels
+
+
+def _floats(pixels: np.ndarray) -> np.ndarray:
+    """From 0 to 1 in single precision, in the order of the axes given."""
+    floats: np.ndarray = np.divide(pixels, np.float32(255), dtype=np.float32, order="C")
+    return floats
 
 
 class ByExtension:
@@ -171,9 +234,8 @@ class Decoder:
         except PenstockError as error:
             raise type(error)(f"{_where(sample, name)}: {error}") from error
         except Exception as error:
-            words = " ".join(str(error).split()) or "no reason given"
             raise DecodeFailed(
-                f"{_where(sample, name)} ({len(value):,} bytes): {type(error).__name__}: {words}"
+                f"{_where(sample, name)} ({len(value):,} bytes): {type(error).__name__}: {one_line(error)}"
             ) from error
 
 

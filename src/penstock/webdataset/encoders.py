@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, Unsafe
-from penstock.webdataset.arrays import encode_npy, encode_npz, encode_ten
+from penstock.read.npy import encode_npy, encode_npz, encode_ten
 from penstock.webdataset.samples import Sample
 
 Encode = Callable[[Any], Any]

@@ -1,35 +1,32 @@
-"""The verbs: each gives another pipeline with one stage more."""
+"""The verbs as methods: each returns another pipeline with one stage more."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any, Self
 
-from penstock.pictures import MAX_PIXELS
-from penstock.webdataset import fields, verbs
+from penstock.base import checks
+from penstock.read.pictures import MAX_PIXELS
+from penstock.webdataset import verbs
 from penstock.webdataset.collate import default_collation_fn
 from penstock.webdataset.decoders import Decoder, FieldDecoder, Given
 from penstock.webdataset.handlers import Handler, reraise_exception
-from penstock.webdataset.shuffling import shuffle_samples
-from penstock.webdataset.stages import Stage, Verb, apply_function
+from penstock.webdataset.shuffle import shuffle_samples
+from penstock.webdataset.verbs import Verb
 
 Function = Callable[[Any], Any]
 
 
 class Fluent:
-    """Everything that can be said after the dot."""
-
-    def compose(self, *stages: Any) -> Any:
-        """Another pipeline with these stages after the present ones."""
-        raise NotImplementedError
+    """The verbs as methods."""
 
     def _then(self, verb: Verb, /, *args: Any, **options: Any) -> Self:
-        composed: Self = self.compose(Stage(verb, *args, **options))
-        return composed
+        """Another pipeline with one stage more."""
+        raise NotImplementedError
 
     def then(self, function: Verb, /, *args: Any, **options: Any) -> Self:
         """Pass the samples through a function of your own, from an iterator to an iterator."""
-        return self._then(apply_function, function, *args, **options)
+        return self._then(verbs.apply_function, function, *args, **options)
 
     # Samples.
 
@@ -43,8 +40,10 @@ class Fluent:
     ) -> Self:
         """Draw from the next ``size`` samples at random, beginning when ``initial`` have come.
 
-        Without ``rng`` the order follows from the dataset's seed (or ``seed``), the epoch, the rank and the worker.
+        Without ``rng`` the order follows from the dataset's seed, the epoch, the rank and the worker; or from ``seed``
+        and the epoch, the same in all ranks and workers.
         """
+        size, initial = checks.whole("shuffle: size", size, least=None), checks.whole("shuffle: initial", initial)
         if size < 1:
             return self
         return self._then(shuffle_samples, size, initial=initial, rng=rng, seed=seed)
@@ -91,7 +90,7 @@ class Fluent:
 
     def rename(self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]) -> Self:
         """``rename(images="jpg;png")``: whichever there is, under the new name."""
-        return self._then(fields.rename_fields, handler=handler, keep=keep, **names)
+        return self._then(verbs.rename_fields, handler=handler, keep=keep, **names)
 
     def rename_keys(
         self,
@@ -103,14 +102,14 @@ class Fluent:
     ) -> Self:
         """``rename_keys(image="*.jpg")``: fields that match a pattern, under the new name."""
         how = {"keep_unselected": keep_unselected, "must_match": must_match, "duplicate_is_error": duplicate_is_error}
-        return self._then(fields.rename_matching, *pairs, **how, **patterns)
+        return self._then(verbs.rename_matching, *pairs, **how, **patterns)
 
     def extract_keys(
         self, *patterns: str | Sequence[str], duplicate_is_error: bool = True, ignore_missing: bool = False
     ) -> Self:
         """``extract_keys("*.png;*.jpg", "*.cls")``: tuples of the fields that match."""
         how = {"duplicate_is_error": duplicate_is_error, "ignore_missing": ignore_missing}
-        return self._then(fields.pick_matching, *patterns, **how)
+        return self._then(verbs.pick_matching, *patterns, **how)
 
     def to_tuple(
         self,
@@ -119,13 +118,13 @@ class Fluent:
         missing_is_error: bool = True,
         none_is_error: bool | None = None,
     ) -> Self:
-        """``to_tuple("jpg;png", "cls")`` or ``to_tuple("jpg;png cls")``: tuples of those fields."""
+        """``to_tuple("jpg;png", "cls")`` or ``to_tuple("jpg;png cls")``: tuples of those verbs."""
         how = {"handler": handler, "missing_is_error": missing_is_error, "none_is_error": none_is_error}
-        return self._then(fields.fields_to_tuple, *names, **how)
+        return self._then(verbs.fields_to_tuple, *names, **how)
 
     def to_dict(self, *names: str, handler: Handler = reraise_exception) -> Self:
         """``to_dict("image", "label")``: the elements of tuples under these names; of dicts, these fields alone."""
-        return self._then(fields.fields_to_dict, *names, handler=handler)
+        return self._then(verbs.fields_to_dict, *names, handler=handler)
 
     def map_dict(self, handler: Handler = reraise_exception, **functions: Function) -> Self:
         """``map_dict(jpg=augment)``: each named field through its function."""
@@ -133,7 +132,7 @@ class Fluent:
 
     def map_tuple(self, *functions: Function | None, handler: Handler = reraise_exception) -> Self:
         """``map_tuple(augment, None)``: each element through its function."""
-        return self._then(verbs.map_places, *functions, handler=handler)
+        return self._then(verbs.map_elements, *functions, handler=handler)
 
     # Batches.
 
@@ -157,8 +156,3 @@ class Fluent:
     def unlisted(self) -> Self:
         """Lists back into samples."""
         return self._then(verbs.unlist_samples)
-
-
-def decode(*handlers: Given, handler: Handler = reraise_exception, **how: Any) -> Stage:
-    """``Fluent.decode`` as a stage of a ``DataPipeline``."""
-    return Stage(verbs.map_samples, Decoder(handlers, **how), handler=handler)

@@ -1,36 +1,38 @@
-"""MindEye's data loaders over tar shards, with its own arguments, on penstock's random access.
+"""MindEye's data loaders over tar shards, with MindEye's arguments, on penstock's random access.
 
-What its function was meant to do, and not these of its habits:
+It does what MindEye's function was meant to do, and differs from it in these points:
 
-- **An epoch is every training sample once**, in an order that ``seed`` and the epoch decide. There, shards were drawn
-  with replacement from a clock's seed, so that an epoch showed some two thirds of the samples, others in every run.
-- **Ranks share the epoch out** (``local_rank``, ``world_size``). There, every rank read every shard, and the number of
-  devices shortened the epoch twice.
-- **Validation is complete**, in the order of the shards: the last, smaller batch comes too. There, 82 of 982 samples
-  were dropped.
-- **Only what is asked for is read.** There, whole-brain volumes were read and decoded to be thrown away.
-- **Nothing is downloaded behind your back**: a shard that is missing is an error, not a reason to train on others.
-- ``num_workers`` and ``num_devices`` are taken and not needed: threads read, inside ``memory``.
+- **An epoch is every training sample once**, in an order that follows from ``seed`` and the epoch. MindEye draws shards
+  with replacement, seeded by the clock: an epoch shows about two thirds of the samples, other ones in every run.
+- **Ranks share the epoch** (``local_rank``, ``world_size``; those of torch.distributed where neither is given). In
+  MindEye, every rank reads every shard, and the number of devices shortens the epoch twice.
+- **Validation is complete**, in the order of the shards, with the last, smaller batch. MindEye drops 82 of 982 samples.
+- **Only the columns in use are read.** MindEye reads and decodes whole-brain volumes, and throws them away.
+- **Nothing is downloaded silently**: a missing shard is an error, not a reason to train on others.
+- ``num_workers`` and ``num_devices`` are accepted and not needed: threads read, inside ``memory``.
 
-Shards may lie on other machines (``https://``, ``s3://``): ``cache_dir`` then keeps whole copies of them, which many
-epochs want; without it, samples are read over the network.
+Shards may be on other machines (``https://``, ``s3://``): ``cache_dir`` then keeps whole copies of them, which pays
+over many epochs; without it, samples are read over the network.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.dataset import Dataset
-from penstock.errors import ConfigError, Corrupt, Missing, Unavailable
-from penstock.fileio import Files
-from penstock.loader import Loader
-from penstock.opening import open
-from penstock.sizes import parse_size
-from penstock.urls import is_remote, shown
-from penstock.webdataset.names import expand_urls
+from penstock.base import checks
+from penstock.base.sizes import parse_size
+from penstock.base.urls import is_remote, shown
+from penstock.dataset.dataset import Dataset, OnError
+from penstock.errors import ConfigError, Corrupt, DataError, Missing, Unavailable
+from penstock.files.files import MAX_OPEN_FILES, Files
+from penstock.files.retry import open_for_parser
+from penstock.formats.open import open
+from penstock.loader.loader import Loader
+from penstock.webdataset.shards import expand_urls
 
-# What the columns are called in the shards; the first that is there is taken.
+# What the columns are called in the shards; the first that exists is taken.
 COLUMNS = {
     "images": ("jpg", "png"),
     "trial": ("trial.npy",),
@@ -56,62 +58,111 @@ def get_dataloaders(
     voxels_key: str = "nsdgeneral.npy",
     val_batch_size: int | None = None,
     to_tuple: Sequence[str] = ("voxels", "images", "trial"),
-    local_rank: int = 0,
-    world_size: int = 1,
+    local_rank: int | None = None,
+    world_size: int | None = None,
     subj: int = 1,
     *,
     memory: int | str | None = None,
+    image_size: int | None = None,
+    on_error: OnError = "raise",
+    max_open_files: int = MAX_OPEN_FILES,
 ) -> tuple[Loader, Loader, int, int]:
     """``(train_dl, val_dl, num_train, num_val)``, as MindEye's ``utils.get_dataloaders``.
 
     Batches are tuples in the order of ``to_tuple``: ``voxels`` as stored, pictures as float32 from 0 to 1 of shape
-    (batch, 3, height, width), everything else as stored. ``memory`` is shared between the two: three quarters for
-    training, one for validation. See this module's description for where it differs.
+    (batch, 3, height, width), everything else as stored. ``memory`` is shared by both loaders: three quarters for
+    training, one quarter for validation. Pictures are as stored (256 pixels in MindEye's shards), or of ``image_size``.
+    ``on_error="skip"`` leaves out shards that cannot be opened and samples that cannot be read. The description of this
+    module says where it differs from MindEye's.
     """
     if train_url is None or val_url is None:
-        told = f"train_url={train_url!r}, val_url={val_url!r}"
-        raise ConfigError(f"{told}: expected the shards of both, such as 'train_{{0..17}}.tar'")
-    names = [image_var if name in ("images", image_var) else name for name in to_tuple]
-    train = _shards(train_url, names, image_var, voxels_key, cache_dir)
-    val = _shards(val_url, names, image_var, voxels_key, cache_dir)
-    share = _shares(memory)
-    common: dict[str, Any] = {"columns": tuple(names), "rank": local_rank, "world_size": world_size}
-    train_dl = Loader(train, batch_size=batch_size, shuffle=True, seed=seed, memory=share[0], **common)
-    val_dl = Loader(val, batch_size=val_batch_size or batch_size, memory=share[1], **common)
+        given = f"train_url={train_url!r}, val_url={val_url!r}"
+        raise ConfigError(f"{given}: expected the shards of both, such as 'train_{{0..17}}.tar'")
+    names = column_names(to_tuple, image_var)
+    options = {"cache_dir": cache_dir or None, "on_error": on_error, "max_open_files": max_open_files}
+    train, val = (_shards(url, names, image_var, voxels_key, image_size, options) for url in (train_url, val_url))
+    pair = Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
+    train_dl, val_dl = pair.loaders(memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size)
     totals = _totals(meta_url) if meta_url is not None and None in (num_train, num_val) else {}
     counted_train = num_train if num_train is not None else totals.get("train", len(train))
     counted_val = num_val if num_val is not None else totals.get("val", len(val))
     return train_dl, val_dl, counted_train, counted_val
 
 
+def column_names(to_tuple: Sequence[str], image_var: str) -> tuple[str, ...]:
+    """The columns of a batch: pictures are called "images", or what ``image_var`` says."""
+    return tuple(image_var if name in ("images", image_var) else name for name in checks.names("to_tuple", to_tuple))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What to train on and what to validate on."""
+
+    train: Dataset
+    val: Dataset
+    columns: tuple[str, ...]
+    batch_size: int
+    val_batch_size: int
+
+    def loaders(
+        self,
+        *,
+        memory: int | str | None,
+        seed: int,
+        on_error: OnError,
+        rank: int | None,
+        world_size: int | None,
+    ) -> tuple[Loader, Loader]:
+        """One of rank and world size may be left out, as in MindEye's function; without both, torch.distributed says.
+
+        Three quarters of the memory are for training.
+        """
+        if rank is not None or world_size is not None:
+            rank, world_size = rank or 0, 1 if world_size is None else world_size
+        limit = None if memory is None else parse_size(memory, argument="memory")
+        common: dict[str, Any] = {
+            "columns": self.columns, "on_error": on_error, "rank": rank, "world_size": world_size,
+        }  # fmt: skip
+        for_train, for_val = (None, None) if limit is None else (limit - limit // 4, limit // 4)
+        return (
+            Loader(self.train, batch_size=self.batch_size, shuffle=True, seed=seed, memory=for_train, **common),
+            Loader(self.val, batch_size=self.val_batch_size, memory=for_val, **common),
+        )
+
+
 def _shards(
-    url: str | Sequence[str], names: Sequence[str], image_var: str, voxels_key: str, cache_dir: str | None
+    url: str | Sequence[str],
+    names: Sequence[str],
+    image_var: str,
+    voxels_key: str,
+    size: int | None,
+    options: dict[str, Any],
 ) -> Dataset:
     paths = expand_urls(url) if isinstance(url, str) else list(url)
     known = {**COLUMNS, "voxels": (voxels_key,), image_var: COLUMNS["images"]}
-    fields = {name: _first_there(paths[0], known.get(name, (name,)), cache_dir) for name in names}
-    ds = open(paths, fields=list(dict.fromkeys(fields.values())), cache_dir=cache_dir or None).rename(**fields)
+    fields = {name: _first_present(paths, known.get(name, (name,)), options) for name in names}
+    chosen = list(dict.fromkeys(fields.values()))
+    ds = open(paths, fields=chosen, **options)
     if image_var in names:
-        ds = ds.cast(image_var, "float32", divisor=255).permute(image_var, 2, 0, 1)
-    return ds
+        # Asking for a size makes the reader look at every picture's header: only where the first has another size.
+        if size is not None and ds.fields[fields[image_var]].shape[:2] != (size, size):
+            ds = open(paths, fields=chosen, size=size, **options)
+        return ds.rename(**fields).cast(image_var, "float32", divisor=255).permute(image_var, 2, 0, 1)
+    return ds.rename(**fields)
 
 
-def _first_there(path: str, fields: Sequence[str], cache_dir: str | None) -> str:
-    """The first of these fields that a shard has."""
+def _first_present(paths: Sequence[str], fields: Sequence[str], options: dict[str, Any]) -> str:
+    """The first of these fields that the shards have."""
     for field in fields[:-1]:
         try:
-            open(path, fields=[field], cache_dir=cache_dir or None)
+            open(paths[0], fields=[field], **{**options, "on_error": "raise"})
         except Missing:
             continue
+        except DataError:
+            if options["on_error"] == "raise":
+                raise
         return field
-    return fields[-1]  # or it is named in the error that follows
-
-
-def _shares(memory: int | str | None) -> tuple[int | None, int | None]:
-    if memory is None:
-        return None, None
-    limit = parse_size(memory, argument="memory")
-    return limit - limit // 4, limit // 4
+    return fields[-1]  # if that is missing too, the error that follows names it
 
 
 def _totals(path: str) -> dict[str, int]:
@@ -129,4 +180,5 @@ def _text(path: str) -> bytes:
             return stream.read(META_BYTES)
     if not Path(path).is_file():
         raise Unavailable(f"{path}: no such file; give num_train= and num_val=, or the path of the metadata")
-    return Path(path).read_bytes()
+    with open_for_parser(path) as file:
+        return file.read(META_BYTES)

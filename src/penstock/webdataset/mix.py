@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+from penstock.base import checks
 from penstock.errors import ConfigError
-from penstock.webdataset.pipeline import DataPipeline
-from penstock.webdataset.runs import Run
-from penstock.webdataset.stages import Source
+from penstock.webdataset.pipeline import DataPipeline, Source
+from penstock.webdataset.run import Run
 
 
 class _Turns(Source):
@@ -53,6 +53,7 @@ class RoundRobin(DataPipeline):
     """A sample of each dataset in turn, until one is at its end, or all are with ``longest``."""
 
     def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool = False) -> None:
+        longest = checks.flag("longest", longest)
         super().__init__(_Turns(datasets, longest))
         self.datasets, self.longest = datasets, longest
 
@@ -70,6 +71,7 @@ class RandomMix(DataPipeline):
         longest: bool = False,
         seed: int = 0,
     ) -> None:
+        longest = checks.flag("longest", longest)
         weights = [1.0] * len(datasets) if probs is None else [float(each) for each in probs]
         if len(weights) != len(datasets) or not sum(weights) > 0 or min(weights) < 0:
             raise ConfigError(f"probs={probs}: expected {len(datasets)} numbers of at least 0, one for each dataset")
@@ -88,6 +90,6 @@ class WebLoader(DataPipeline):
     """Torch's own ``DataLoader``, with verbs: ``WebLoader(ds, batch_size=None, num_workers=4).shuffle(1000)``."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        from penstock.pytorch import torch_loader
+        from penstock.loader.pytorch import torch_loader
 
         super().__init__(torch_loader(*args, **options))

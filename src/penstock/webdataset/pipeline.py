@@ -2,34 +2,74 @@
 
 A stage is a ``Stage``, or a function from an iterator to an iterator; the first, which gives the samples, is anything
 to iterate over, or a function without arguments that returns an iterator. Verbs return another pipeline with one stage
-more, and leave this one as it is; ``with_epoch``, ``with_length`` and ``repeat`` change it in place, as programs
-written for tar shards expect.
+more, and leave this one as it is; ``with_epoch``, ``with_shared_epoch``, ``with_length`` and ``repeat`` change it in
+place, as programs written for tar shards expect.
 """
 
+import atexit
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from functools import update_wrapper
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, Self
 
+from penstock.base import checks
+from penstock.base.torch_worker import fail_worker_on_lost_batch
 from penstock.errors import ConfigError
-from penstock.webdataset import place
 from penstock.webdataset.fluent import Fluent
-from penstock.webdataset.later import load_later, shuffle_places
-from penstock.webdataset.runs import Counts, Run
-from penstock.webdataset.samples import read_samples
-from penstock.webdataset.shuffling import shuffle_samples
-from penstock.webdataset.stages import Source, Stage
-from penstock.workers import end_rather_than_lose
+from penstock.webdataset.run import Counts, Place, Run, here, set_rank
+from penstock.webdataset.verbs import Verb
 
 FOREVER = -1
+
+
+class Stage:
+    """One such function, with its arguments."""
+
+    def __init__(self, function: Verb, /, *args: Any, **options: Any) -> None:
+        self.function, self.args, self.options = function, args, options
+
+    def start(self, samples: Iterable[Any], run: Run) -> Iterator[Any]:
+        """Its output in one pass."""
+        return self.function(iter(samples), run, *self.args, **self.options)
+
+    def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
+        return self.start(samples, Run())
+
+    def __repr__(self) -> str:
+        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.options.items())]
+        return f"{self.function.__name__}({', '.join(given)})"
+
+
+class Source:
+    """What begins a pipeline and wants to know the pass."""
+
+    def begin(self, run: Run) -> Iterator[Any]:
+        """Its output in one pass."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.begin(Run())
+
+
+class Curried:
+    """Makes stages of one function: ``batched(32)`` is what a pipeline is composed of."""
+
+    def __init__(self, function: Verb) -> None:
+        update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, /, *args: Any, **options: Any) -> Stage:
+        return Stage(self.function, *args, **options)
 
 
 def _torch_class(kind: type) -> type:
     """The same class as one of torch's, whose loader insists on it; as it is where there is no torch."""
     try:
-        from penstock.pytorch import iterable_dataset
+        from penstock.loader.pytorch import iterable_dataset
     except ImportError:
         return kind
     return iterable_dataset(kind)
@@ -49,9 +89,11 @@ class DataPipeline(Fluent):
         self.pipeline: list[Any] = []
         for stage in stages:
             self.pipeline += stage if isinstance(stage, list) else [] if stage is None else [stage]
-        self.seed = seed
+        self.seed = checks.whole("seed", seed, least=None)
         self.repetitions = 1
         self.limit: int | None = None
+        self.limit_is_shared = False
+        """Whether the limit is for all workers together."""
         self.length: int | None = None
         self._counts = Counts()
 
@@ -59,10 +101,13 @@ class DataPipeline(Fluent):
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch: this worker's part of it, where torch's loader has several."""
-        end_rather_than_lose()
-        where = place.here()
+        fail_worker_on_lost_batch()
+        where = here()
         passes = self._passes(where)
-        return passes if self.limit is None else islice(passes, where.part_of(self.limit))
+        _UNDER_WAY.add(passes)
+        if self.limit is None:
+            return passes
+        return islice(passes, where.part_of(self.limit) if self.limit_is_shared else self.limit)
 
     def __len__(self) -> int:
         if self.length is None:
@@ -72,7 +117,7 @@ class DataPipeline(Fluent):
     def __bool__(self) -> bool:
         return True
 
-    def _passes(self, where: place.Place) -> Iterator[Any]:
+    def _passes(self, where: Place) -> Generator[Any, None, None]:
         done = 0
         while self.repetitions == FOREVER or done < self.repetitions:
             done += 1
@@ -84,16 +129,19 @@ class DataPipeline(Fluent):
             if not anything:
                 return
 
-    def _one_pass(self, where: place.Place) -> Iterator[Any]:
+    def _one_pass(self, where: Place) -> Iterator[Any]:
         run = Run(self.seed, self._counts.begin(where), where, counts=self._counts)
         if not self.pipeline:
             raise ConfigError("an empty pipeline: the first stage is what gives samples")
         samples = _begin(self.pipeline[0], run)
-        for number, stage in _reading_late(self.pipeline):
+        for number, stage in enumerate(self.pipeline[1:], 1):
             samples = _go_on(stage, samples, run.at(number))
         return samples
 
     # Building.
+
+    def _then(self, verb: Verb, /, *args: Any, **options: Any) -> Self:
+        return self.compose(Stage(verb, *args, **options))  # type: ignore[return-value]
 
     def compose(self, *stages: Any) -> "DataPipeline":
         """Another pipeline with these stages after the present ones."""
@@ -110,25 +158,36 @@ class DataPipeline(Fluent):
         return self.pipeline[number]
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> "DataPipeline":
-        """Let an epoch be so many samples (or batches, where they are batched): begun anew as often as that takes.
+        """Make an epoch this many samples (or batches, where they are batched) per worker.
 
-        That is the number a loop over torch's loader sees, with any number of workers: they share it out.
+        The data is begun anew as often as that takes. ``with_shared_epoch`` counts over all workers.
         """
-        limit = max(nsamples, nbatches)
+        limit = max(
+            checks.whole("with_epoch: nsamples", nsamples, least=None),
+            checks.whole("with_epoch: nbatches", nbatches, least=None),
+        )
         if limit < 1:
             raise ConfigError(f"with_epoch({limit}): expected at least one sample")
-        self.repetitions, self.limit = FOREVER, limit
+        self.repetitions, self.limit, self.limit_is_shared = FOREVER, limit, False
+        return self
+
+    def with_shared_epoch(self, nsamples: int) -> "DataPipeline":
+        """Make an epoch this many samples (or batches) in all, whatever the number of workers: they share it out."""
+        limit = checks.whole("with_shared_epoch: nsamples", nsamples, least=1)
+        self.repetitions, self.limit, self.limit_is_shared = FOREVER, limit, True
         return self
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> "DataPipeline":
-        """Go over it ``nepochs`` times, or for ever; at most ``nbatches`` in all, by all workers together."""
+        """Go over the data ``nepochs`` times, or for ever; at most ``nbatches`` per worker."""
+        nepochs = checks.whole("repeat: nepochs", nepochs, least=None)
+        nbatches = checks.whole("repeat: nbatches", nbatches, least=None)
         self.repetitions = nepochs if nepochs > 0 else FOREVER
-        self.limit = nbatches if nbatches > 0 else None
+        self.limit, self.limit_is_shared = (nbatches if nbatches > 0 else None), False
         return self
 
     def with_length(self, n: int, silent: bool = True) -> "DataPipeline":
         """Let ``len()`` say so; how many samples there are does not change."""
-        self.length = n
+        self.length = checks.whole("with_length: n", n)
         return self
 
     @property
@@ -160,7 +219,7 @@ class DataPipeline(Fluent):
         state.pop("_plain")
         where = None
         if get_spawning_popen() is not None:  # on its way into a process that is started anew
-            now = place.here()
+            now = here()
             where = (now.rank, now.ranks, self._counts.sent)
             self._counts.sent += 1
         return _rebuilt, (self._plain, state, where)
@@ -169,12 +228,23 @@ class DataPipeline(Fluent):
         return f"<{type(self).__name__} of {len(self.pipeline)} stages: {', '.join(map(_name, self.pipeline))}>"
 
 
+_UNDER_WAY: "weakref.WeakSet[Generator[Any, None, None]]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_passes() -> None:
+    """Let passes that were left halfway close their files now: later at the interpreter's end, modules are empty."""
+    for passes in list(_UNDER_WAY):
+        with suppress(ValueError):  # a thread is in it
+            passes.close()
+
+
 def _rebuilt(kind: type[DataPipeline], state: dict[str, Any], where: tuple[int, int, int] | None) -> DataPipeline:
     made = kind.__new__(kind)
     made.__dict__.update(state, _counts=Counts())
     if where is not None:
         rank, ranks, sent = where
-        place.tell(rank, ranks)
+        set_rank(rank, ranks)
         made._counts = Counts(sent_before=sent)
     return made
 
@@ -188,34 +258,6 @@ def _begin(stage: Any, run: Run) -> Iterator[Any]:
     if callable(stage):
         return iter(stage())
     raise ConfigError(f"{stage!r} cannot be the source of a pipeline: it gives no samples")
-
-
-def _reading_late(pipeline: list[Any]) -> Iterator[tuple[int, Any]]:
-    """The stages behind the source; where a shuffle follows the reading, content is read behind the shuffle."""
-    late = None
-    for number, stage in enumerate(pipeline[1:], 1):
-        after = pipeline[number + 1] if number + 1 < len(pipeline) else None
-        if _does(stage, read_samples) and _does(after, shuffle_samples):
-            reading, *rest = stage.args
-            late = Stage(load_later, reading.handler, reading.files)
-            yield number, Stage(read_samples, replace(reading, later=True), *rest, **stage.options)
-            continue
-        if late is not None and _draws_by_seed(stage):
-            yield number, Stage(shuffle_places, *stage.args, **stage.options)
-        else:
-            yield number, stage
-        if late is not None and not _does(after, shuffle_samples):
-            yield number, late
-            late = None
-
-
-def _draws_by_seed(stage: Any) -> bool:
-    """Whether it is a shuffle whose order is not the caller's to decide."""
-    return _does(stage, shuffle_samples) and len(stage.args) < 3 and stage.options.get("rng") is None
-
-
-def _does(stage: Any, function: Any) -> bool:
-    return isinstance(stage, Stage) and stage.function is function
 
 
 def _go_on(stage: Any, samples: Iterator[Any], run: Run) -> Iterator[Any]:

@@ -1,30 +1,34 @@
 """From shards to samples: members whose names agree up to the first dot are the fields of one sample.
 
 ``train/0017.nsdgeneral.npy`` is the field ``nsdgeneral.npy`` of sample ``train/0017``. A sample is a dict of its
-fields' bytes by extension in small letters, with ``__key__`` and ``__url__``, and ``__local_path__`` where the shard is
+fields' bytes by extension in lower case, with ``__key__`` and ``__url__``, and ``__local_path__`` where the shard is
 a file.
+
+Where a shard is an uncompressed file here, or has a copy here (``cache_dir=``), samples are found first and read when
+they are given out. So a shuffle right behind holds offsets instead of content: 500 volumes take kilobytes.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import ConfigError, LimitExceeded
-from penstock.extents import FileId
-from penstock.fileio import Files
-from penstock.handles import identify
-from penstock.kinds import MAX_MEMBER_BYTES
-from penstock.packing import Readable
-from penstock.urls import is_remote, shown
-from penstock.webdataset.faults import CorruptShard, RepeatedField, TruncatedShard
-from penstock.webdataset.handlers import Handler, reraise_exception
-from penstock.webdataset.later import Later
-from penstock.webdataset.names import Shard
-from penstock.webdataset.runs import Run
-from penstock.webdataset.sources import local_path, opened
+import numpy as np
+
+from penstock.base.file_id import FileId
+from penstock.base.text_column import decoded
+from penstock.base.urls import shown
+from penstock.errors import ConfigError, DataError, LimitExceeded
+from penstock.files.compression import MAGIC_BYTES, Stream, name_compression
+from penstock.files.files import Files
+from penstock.formats.tar.header import LINKS
+from penstock.formats.tar.samples import split_name
+from penstock.formats.tar.walk import Entry, Walk, Window, walk
+from penstock.read.kinds import MAX_MEMBER_BYTES
+from penstock.webdataset.handlers import Handler, NoContent, RepeatedField, as_shard_error, reraise_exception
+from penstock.webdataset.run import Run
+from penstock.webdataset.shards import Shard, local_file, local_path, opened
 from penstock.webdataset.splitting import share_of
-from penstock.webdataset.tarstream import BLOCK, Member, read_members
 
 Sample = dict[str, Any]
 
@@ -38,40 +42,109 @@ class Reading:
     rename_files: Callable[[str], str] | None = None
     max_member_bytes: int = MAX_MEMBER_BYTES
     tell_path: bool = True
-    later: bool = False
-    """Whether content is only pointed at, where that can be done."""
+    """Whether samples have a ``__local_path__``."""
     files: Files = field(default_factory=Files)
-    """What reads shards on other machines, and what was only pointed at."""
+
+    def split(self, name: bytes) -> tuple[str, str] | None:
+        """Key and field of a member; None if it belongs to no sample."""
+        first = name.partition(b"/")[0]
+        if len(first) >= 4 and first.startswith(b"__") and first.endswith(b"__"):  # notes about the shard
+            return None
+        if self.rename_files is not None:
+            name = self.rename_files(decoded(name)).encode("utf-8", "surrogateescape")
+        if self.select_files is not None and not self.select_files(decoded(name)):
+            return None
+        found = split_name(name)
+        return None if found is None else (decoded(found[0]), decoded(found[1]).lower())
 
 
-class _Stop(Exception):
-    """A handler said to end here."""
+@dataclass(frozen=True)
+class _Lent:
+    """A file of which a handle is borrowed for each read: passes that are left halfway hold none."""
+
+    file: FileId
+    files: Files
+
+    def read_into(self, offset: int, target: np.ndarray, /) -> None:
+        with self.files.lend(self.file) as handle:
+            handle.read_into(offset, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The content of a field that was not read yet."""
+
+    file: FileId
+    offset: int
+    size: int
+
+    def read(self, files: Files) -> bytes:
+        """The bytes, if the file is still the one it was."""
+        content = np.empty(self.size, np.uint8)
+        _Lent(self.file, files).read_into(self.offset, content)
+        return content.tobytes()
+
+
+class SampleReader(Iterator[Sample]):
+    """Samples with their content; ``found`` gives the same samples before their content is read."""
+
+    def __init__(self, found: Iterator[Sample], run: Run, reading: Reading) -> None:
+        self.found = found
+        self._run, self._reading = run, reading
+        self._loaded = _load(found, run, reading)
+
+    def __next__(self) -> Sample:
+        return next(self._loaded)
+
+    def reorder(self, function: Callable[[Iterator[Sample]], Iterator[Sample]]) -> "SampleReader":
+        """Samples in another order, still to be read."""
+        return SampleReader(function(self.found), self._run, self._reading)
+
+
+def _load(found: Iterator[Sample], run: Run, reading: Reading) -> Iterator[Sample]:
+    def load(sample: Sample) -> Sample:
+        return {
+            name: value.read(reading.files) if isinstance(value, Unread) else value for name, value in sample.items()
+        }
+
+    try:
+        yield from run.each(found, load, reading.handler, "reading")
+    finally:
+        reading.files.close()
 
 
 def read_samples(
     shards: Iterable[Shard], run: Run, reading: Reading, known: Sequence[Shard] | None = None
-) -> Iterator[Sample]:
+) -> SampleReader:
     """The samples of all shards, one shard after another.
 
-    ``known`` are all there are, also those for other processes: if none of them has a sample, that is an error, and not
-    an endless search where shards are drawn again and again.
+    ``known`` are all shards, also those of other processes: if none of them has a sample, that is an error, and not an
+    endless search where shards are drawn again and again.
     """
-    dry = 0
+    return SampleReader(_find(shards, run, reading, known), run, reading)
+
+
+class _Stop(Exception):
+    """A handler decided to end here."""
+
+
+def _find(shards: Iterable[Shard], run: Run, reading: Reading, known: Sequence[Shard] | None) -> Iterator[Sample]:
+    shards_without = 0
     anything = False
     for shard in shards:
-        dry += 1
+        shards_without += 1
         try:
             for sample in _samples_of(shard, reading, run):
-                dry, anything = 0, True
+                shards_without, anything = 0, True
                 yield sample
         except _Stop:
             return
         except Exception as error:
             if not run.excuse(reading.handler, error):
                 return
-        if known and dry > len(known):
+        if known and shards_without > len(known):
             _check_not_empty(known, reading, run)
-            dry = 0
+            shards_without = 0
     if known and not anything:
         _check_not_empty(known, reading, run)
 
@@ -82,8 +155,8 @@ def _check_not_empty(known: Sequence[Shard], reading: Reading, run: Run) -> None
         if "stream" in shard:
             continue
         try:
-            with opened(shard, reading.files) as source:
-                if any(_named(member, reading) for member in _members_of(source, shown(shard["url"]), reading)):
+            with _open_archive(shard, reading) as archive:
+                if any(reading.split(entry.name) for entry in archive.entries):
                     return
         except Exception:  # noqa: S112  # the handler has seen it
             continue
@@ -95,24 +168,74 @@ def _check_not_empty(known: Sequence[Shard], reading: Reading, run: Run) -> None
         raise ConfigError(f"no samples in {shown(known[0]['url'])}{rest}{excused}; empty_check=False if that is meant")
 
 
-def _members_of(source: Readable, name: str, reading: Reading) -> Iterator[Member]:
-    return read_members(source, name, reading.files.max_expansion)
+class _Archive:
+    """One shard while it is read: its entries, and their content."""
+
+    def __init__(self, name: str, entries: Walk, file: FileId | None, reading: Reading) -> None:
+        self.name, self.entries = name, entries
+        self._file, self.reading = file, reading
+        self._linked: dict[str, tuple[int, int]] | None = None
+        self._left_out: dict[str, DataError] = {}
+
+    def content(self, entry: Entry) -> bytes | Unread:
+        if entry.is_file:
+            self._check_size(entry, entry.length)
+            if self._file is None:
+                return self.entries.content(entry)
+            return Unread(self._file, entry.offset, entry.length)
+        if self._file is None or entry.kind not in LINKS:
+            raise NoContent(
+                f"{self.entries.explain(entry)}. Open the archive with penstock.open, which follows links, or write it "
+                f"again with the files themselves (tar --dereference --hard-dereference)"
+            )
+        return self._follow(entry, self._file)
+
+    def _follow(self, entry: Entry, file: FileId) -> Unread:
+        """What a link leads to: the shard is walked a second time, as that may come later."""
+        if self._linked is None:
+            with self.reading.files.lend(file) as handle:
+                table = walk(handle)
+            self._linked = {name: (offset, length) for name, offset, length in table}
+            self._left_out = {decoded(name): why for name, why in table.left_out}
+        name = decoded(entry.name)
+        if name not in self._linked:
+            raise NoContent(str(self._left_out[name]))
+        offset, length = self._linked[name]
+        self._check_size(entry, length)
+        return Unread(file, offset, length)
+
+    def _check_size(self, entry: Entry, size: int) -> None:
+        most = self.reading.max_member_bytes
+        if size > most:
+            raise LimitExceeded(
+                f"{self.name}: member {decoded(entry.name)!r} has {size:,} bytes, more than max_member_bytes={most:,}; "
+                f"give a larger one if it is meant"
+            )
+
+
+@contextmanager
+def _open_archive(shard: Shard, reading: Reading) -> Iterator[_Archive]:
+    name, files = shown(shard["url"]), reading.files
+    file = local_file(shard, files)
+    if file is not None and not name_compression(files.head_of(file, MAGIC_BYTES)):
+        yield _Archive(name, Walk(Window(_Lent(file, files))), file, reading)
+        return
+    with opened(shard, files) as source:
+        yield _Archive(name, Walk(Stream(source, name, files.max_expansion)), None, reading)
 
 
 def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
     share, number = share_of(shard), -1
-    name = shown(shard["url"])
-    begin: Sample = {"__url__": name}
+    begin: Sample = {"__url__": shown(shard["url"])}
     path = local_path(shard) if reading.tell_path else None
     if path is not None:
         begin["__local_path__"] = path
     sample: Sample = {}
     key, wanted = None, False
-    file = _pointed_at(shard, reading.files) if reading.later else None
-    with opened(shard, reading.files) as source:
-        try:
-            for member in _members_of(source, name, reading):
-                named = _named(member, reading)
+    try:
+        with _open_archive(shard, reading) as archive:
+            for entry in archive.entries:
+                named = reading.split(entry.name)
                 if named is None:
                     continue
                 if named[0] != key:
@@ -121,62 +244,27 @@ def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
                     number, key = number + 1, named[0]
                     wanted, sample = share.has(number), {"__key__": key, **begin}
                 if wanted:
-                    wanted = _add(sample, named[1], member, reading, run, file)
-        except (TruncatedShard, CorruptShard) as error:
-            # The sample at hand may lack fields, so it is not handed out.
-            lost = "no sample" if key is None else f"{number:,} whole samples, and {key!r}, which may lack fields,"
-            raise type(error)(f"{error} ({lost} came before)") from error
+                    wanted = _add(sample, named[1], entry, archive, run)
+    except DataError as error:
+        # The sample at hand may lack fields, so it is not given out.
+        lost = "no sample" if key is None else f"{number:,} whole samples, and {key!r}, which may lack fields,"
+        raise as_shard_error(error, f" ({lost} came before)") from error
     if wanted:
         yield sample
 
 
-def _named(member: Member, reading: Reading) -> tuple[str, str] | None:
-    """Key and field of a member; None if it is none of a sample's."""
-    name = member.name
-    first = name.partition("/")[0]
-    if len(first) >= 4 and first.startswith("__") and first.endswith("__"):  # notes about the shard
-        return None
-    if reading.rename_files is not None:
-        name = reading.rename_files(name)
-    if reading.select_files is not None and not reading.select_files(name):
-        return None
-    return split_name(name)
-
-
-def split_name(name: str) -> tuple[str, str] | None:
-    """``a/b.c/d.seg.png`` -> ``a/b.c/d`` and ``seg.png``; None for files that are hidden or have no extension."""
-    folder, slash, base = name.rpartition("/")
-    stem, dot, extension = base.partition(".")
-    return (folder + slash + stem, extension.lower()) if stem and dot else None
-
-
-def _pointed_at(shard: Shard, files: Files) -> FileId | None:
-    """The file that content can be read from later; None where it is not a file, or not there."""
-    if "stream" not in shard and is_remote(shard["url"]):
-        return files.copied(files.remote.admit(shard["url"]))
-    path = local_path(shard)
-    return identify(path) if path is not None and os.path.isfile(path) else None
-
-
-def _content(member: Member, reading: Reading, file: FileId | None) -> bytes | Later:
-    if file is None or not member.stream.plain:
-        return member.read(reading.max_member_bytes)
-    member.check(reading.max_member_bytes)
-    return Later(file, member.offset + BLOCK, member.size)
-
-
-def _add(sample: Sample, field: str, member: Member, reading: Reading, run: Run, file: FileId | None = None) -> bool:
-    """Read a field into its sample; False if the sample is to be left out."""
+def _add(sample: Sample, field: str, entry: Entry, archive: _Archive, run: Run) -> bool:
+    """Add a field to its sample; False if the sample is to be left out."""
     try:
         if field in sample:
             fields = ", ".join(each for each in sample if not each.startswith("__"))
             raise RepeatedField(
-                f"{sample['__url__']}: sample {sample['__key__']!r} has the field {field!r} twice (member "
-                f"{member.name!r} at byte {member.offset:,}; fields so far: {fields})"
+                f"{archive.name}: sample {sample['__key__']!r} has the field {field!r} twice (member "
+                f"{decoded(entry.name)!r} at offset {entry.offset:,}; fields so far: {fields})"
             )
-        sample[field] = _content(member, reading, file)
+        sample[field] = archive.content(entry)
         return True
-    except (RepeatedField, LimitExceeded) as error:
-        if not run.excuse(reading.handler, error):
+    except (RepeatedField, LimitExceeded, NoContent) as error:
+        if not run.excuse(archive.reading.handler, error):
             raise _Stop from None
         return isinstance(error, RepeatedField)  # with the first of the two, as programs expect

@@ -12,8 +12,8 @@ from itertools import chain, islice
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.webdataset.names import Shard
-from penstock.webdataset.place import here
+from penstock.webdataset.run import here
+from penstock.webdataset.shards import Shard
 
 SHARE = "__share__"
 

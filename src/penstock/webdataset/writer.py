@@ -20,10 +20,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from penstock import index, locks, tarindex
 from penstock.errors import ConfigError, ConvertFailed, Corrupt, LimitExceeded
-from penstock.handles import identify
-from penstock.tarwalk import MemberList
+from penstock.files import locks
+from penstock.files.handles import identify
+from penstock.formats.tar import samples as tarindex
+from penstock.formats.tar.members import MemberList
+from penstock.read import saved_chunks
 from penstock.webdataset.encoders import make_encoder
 from penstock.webdataset.samples import Sample
 
@@ -71,7 +73,7 @@ class TarWriter:
         self._file: Any = fileobj if self.path is None else _create(self.path)
         self._stream: Any = self._file if packing is None else _COMPRESSORS[packing](self._file)
         self._packs = packing is not None
-        self._index_dir = False if self._packs or self.path is None else index_dir
+        self._index_folder = None if self._packs or self.path is None else saved_chunks.folder_of(index_dir)
         self._members = MemberList()
         self._written = 0
         self._open = True
@@ -142,7 +144,7 @@ class TarWriter:
         member.mtime = time.time() if self.mtime is None else self.mtime
         # Plain headers, with an extra one only for names and sizes that do not fit.
         self._put(member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
-        if self._index_dir is not False:
+        if self._index_folder is not None:
             self._members.add(name.encode("utf-8", "surrogateescape"), self._written, len(content))
         self._put(content)
         self._put(bytes(-len(content) % tarfile.BLOCKSIZE))
@@ -164,11 +166,10 @@ class TarWriter:
             ) from error
 
     def _save_index(self, path: str) -> None:
-        if self._index_dir is False:
+        if self._index_folder is None:
             return
-        folder = index.default_folder() if self._index_dir is None else os.fspath(self._index_dir)
         with contextlib.suppress(Corrupt, LimitExceeded):  # who opens it is told then
-            tarindex.save(folder, identify(path), tarindex.group(self._members.table(path)))
+            tarindex.save(self._index_folder, identify(path), tarindex.group(self._members.table(path)))
 
     def _check_key(self, key: str) -> None:
         if "." in key.rpartition("/")[2] and not self._warned:

@@ -1,10 +1,11 @@
-"""A faithful synthetic NSD: the release's folders, files, types and traps, with values that prove where they stand.
+"""A faithful synthetic NSD: the release's folders, files, types and traps, with values that prove their position.
 
-The terms of the data forbid passing any of it on, so tests, demo and benchmarks run on this.
+The terms of the data forbid redistribution, so tests, demo and benchmarks run on this.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from penstock.errors import ConfigError
@@ -31,33 +32,36 @@ def synthesize(
     nifti: bool = False,
     stimuli: bool = True,
     coco: int = 0,
+    signal: float = 0,
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Experiment:
     """Write a synthetic NSD under ``root``, in the release's layout; files of the same name are replaced.
 
-    scale:     "tiny" (400 KB), "small" (20 MB), "full" (subject 1 as it is), or a ``Scale`` of your own
+    scale:     "tiny" (400 KiB), "small" (20 MiB), "full" (subject 1 as it is), or a ``Scale`` of your own
     subjects:  which to write; all of the scale by default
     stored:    how sessions lie in HDF5: "voxel-major" as released, "trial-major", "rechunked", or None for none
     written:   "brain", or "region" or "nothing" to leave the rest a hole in the file: full sizes on a small disk
     nifti:     write ``betas_sessionNN.nii.gz`` too
     stimuli:   write the pictures, ``nsd_stimuli.hdf5``
     coco:      height and width of MindEye2's ``coco_images_224_float16.hdf5``; 0 for none
-    progress:  told what was written, step by step
+    signal:    how much voxels depend on the pictures: the signal's standard deviation as a multiple of the noise's
+    progress:  called with a description of each step
     """
-    todo, experiment = _planned(os.fspath(root), scale, subjects, space, betas, stored, written, nifti, seed)
+    form = Form(stored, written, nifti, signal)
+    todo, experiment = _planned(os.fspath(root), scale, subjects, (space, BETAS.get(betas, betas)), form, seed)
     if stimuli:
         todo.append(("pictures", lambda: write_stimuli(os.fspath(root), experiment.scale)))
     if coco:
         todo.append(("smaller pictures", lambda: write_coco(os.fspath(root), experiment.scale, coco)))
-    for told, write in todo:
+    for step, write in todo:
         write()
-        progress(told)
+        progress(step)
     return experiment
 
 
 def steps(scale: Scale | str, subjects: Sequence[int] | None = None, *, stimuli: bool = True, coco: int = 0) -> int:
-    """How often ``synthesize`` will tell its progress."""
+    """How many steps ``synthesize`` will report."""
     found = _scale(scale)
     chosen = found.sessions if subjects is None else subjects
     return 1 + sum(1 + found.sessions[subject] for subject in chosen) + bool(stimuli) + bool(coco)
@@ -66,19 +70,30 @@ def steps(scale: Scale | str, subjects: Sequence[int] | None = None, *, stimuli:
 Todo = list[tuple[str, Callable[[], None]]]
 
 
+@dataclass(frozen=True)
+class Form:
+    """How sessions are written."""
+
+    stored: Stored | None
+    written: Written
+    nifti: bool
+    signal: float
+
+    def __post_init__(self) -> None:
+        if self.stored not in (*STORED, None) or self.written not in WRITTEN:
+            raise ConfigError(
+                f"stored={self.stored!r}, written={self.written!r}: expected one of {STORED} or None, and of {WRITTEN}"
+            )
+
+
 def _planned(
     root: str,
     scale: Scale | str,
     subjects: Sequence[int] | None,
-    space: str,
-    betas: str,
-    stored: Stored | None,
-    written: Written,
-    nifti: bool,
+    version: tuple[str, str],
+    form: Form,
     seed: int,
 ) -> tuple[Todo, Experiment]:
-    if stored not in (*STORED, None) or written not in WRITTEN:
-        raise ConfigError(f"stored={stored!r}, written={written!r}: expected one of {STORED} or None, and of {WRITTEN}")
     found = _scale(scale)
     unknown = sorted(set(subjects or ()) - set(found.sessions))
     if unknown:
@@ -91,16 +106,13 @@ def _planned(
 
     todo: Todo = [("tables", tables)]
     for subject in sorted(found.sessions if subjects is None else subjects):
-        layout = Layout(root, subject, space, BETAS.get(betas, betas))
-        todo += _subject(layout, experiment, stored, written, nifti)
+        todo += _subject(Layout(root, subject, *version), experiment, form)
     return todo, experiment
 
 
-def _subject(
-    layout: Layout, experiment: Experiment, stored: Stored | None, written: Written, nifti: bool
-) -> Iterator[tuple[str, Callable[[], None]]]:
+def _subject(layout: Layout, experiment: Experiment, form: Form) -> Iterator[tuple[str, Callable[[], None]]]:
     scale = experiment.scale
-    anatomy, betas = Anatomy(scale), Betas(scale, layout.subject)
+    anatomy, betas = Anatomy(scale), Betas(scale, layout.subject, form.signal, experiment.stimuli(layout.subject))
 
     def volumes() -> None:
         write_volumes(layout, anatomy)
@@ -108,8 +120,8 @@ def _subject(
 
     yield f"{layout.name} regions", volumes
     for number in range(1, scale.sessions[layout.subject] + 1):
-        session = Session(betas, anatomy, number, written)
-        yield f"{layout.name} session {number}", partial(write_sessions, layout, session, stored, nifti)
+        session = Session(betas, anatomy, number, form.written)
+        yield f"{layout.name} session {number}", partial(write_sessions, layout, session, form.stored, form.nifti)
 
 
 def _scale(scale: Scale | str) -> Scale:

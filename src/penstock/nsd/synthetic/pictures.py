@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from penstock.nsd.layout import COCO_224, STIMULI
-from penstock.nsd.outside import needed
+from penstock.nsd.libraries import needed
 from penstock.nsd.synthetic.scale import Scale
 from penstock.nsd.synthetic.values import pictures
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.nsd.layout import Layout
-from penstock.nsd.outside import needed
+from penstock.nsd.libraries import needed
 from penstock.nsd.synthetic.scale import Scale
 from penstock.nsd.synthetic.values import Betas
 from penstock.nsd.synthetic.volumes import Anatomy

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.nsd import behaviour
-from penstock.nsd.outside import needed
+from penstock.nsd.libraries import needed
 from penstock.nsd.splits import FIRST_RELEASE
 from penstock.nsd.stimuli import Pictures
 from penstock.nsd.subject import NSD

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from penstock.nsd.layout import DESIGN, REPS, RUNS, STIM_INFO, SUBJECTS, Layout
-from penstock.nsd.outside import savemat
+from penstock.nsd.libraries import savemat
 from penstock.nsd.synthetic.scale import Scale
 
 RESPONSE_COLUMNS = (
@@ -42,8 +42,8 @@ class Experiment:
         """(8, images): 1-based number among all pictures of each subject's pictures, the shared ones first."""
         scale = self.scale
         others = np.setdiff1d(np.arange(1, scale.stimuli + 1), self.shared)
-        others = np.random.default_rng([self.seed, 3]).permutation(others).reshape(len(SUBJECTS), -1)
-        return np.concatenate([np.tile(self.shared, (len(SUBJECTS), 1)), others], axis=1)
+        own = np.random.default_rng([self.seed, 3]).permutation(others).reshape(len(SUBJECTS), -1)
+        return np.concatenate([np.tile(self.shared, (len(SUBJECTS), 1)), own], axis=1)
 
     def stimuli(self, subject: int) -> np.ndarray:
         """0-based number of the picture that each planned trial shows."""

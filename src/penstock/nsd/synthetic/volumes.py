@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from penstock.nsd.layout import Layout
-from penstock.nsd.outside import save_nifti
+from penstock.nsd.libraries import save_nifti
 from penstock.nsd.synthetic.scale import Scale
 
 STREAMS = ("early", "midventral", "midlateral", "midparietal", "ventral", "lateral", "parietal")

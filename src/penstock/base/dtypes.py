@@ -1,0 +1,27 @@
+"""Dtypes as callers give them: numpy's, or torch's, which are told by their names so that torch is not imported."""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError
+
+
+def numpy_dtype(given: Any) -> np.dtype:
+    """What numpy or torch takes for a dtype, alone or with a shape; TypeError or ValueError where there is no such."""
+    if isinstance(given, tuple) and len(given) == 2:
+        base, shape = given
+        return np.dtype((numpy_dtype(base), shape))
+    name = str(given)
+    return np.dtype(name.removeprefix("torch.") if name.startswith("torch.") else given)
+
+
+def checked_dtype(given: Any, *, argument: str) -> np.dtype:
+    """The same, of plain numbers; ``argument`` names the caller's parameter in the error."""
+    try:
+        dtype = numpy_dtype(given)
+    except (TypeError, ValueError):
+        dtype = None
+    if dtype is None or dtype.kind not in "biufc":
+        raise ConfigError(f'{argument}={given!r}: expected a dtype of plain numbers that NumPy has, such as "float32"')
+    return dtype

@@ -1,0 +1,110 @@
+"""Memory of this process and free memory of the machine, as the kernel counts them."""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+from penstock.base import cgroups
+from penstock.base.sizes import KiB, MiB
+
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+# Where neither /proc nor sysconf says how much memory there is, promise little.
+UNKNOWN_FREE_BYTES = 4096 * MiB
+
+# Windows lets a program have some 8,000.
+UNKNOWN_DESCRIPTORS = 4096
+
+
+def held_bytes(pid: int | str = "self") -> int:
+    """RssAnon + RssShmem: the memory the kernel cannot drop, which is what a budget is about.
+
+    0 where the system does not say (not Linux), or the process is gone.
+    """
+    return _sum_of(f"/proc/{pid}/status", b"RssAnon:", b"RssShmem:")
+
+
+def share_bytes(pid: int | str = "self") -> int:
+    """The same, a page that n processes share counting 1/n: a forked worker shares whatever it never changed."""
+    return _sum_of(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
+
+
+def mapped_bytes(pid: int | str = "self") -> int:
+    """Of these, shared memory."""
+    return _sum_of(f"/proc/{pid}/smaps_rollup", b"Pss_Shmem:")
+
+
+def shared_bytes() -> int:
+    """Shared memory of the whole machine, also where nobody maps it: batches on their way between processes."""
+    try:
+        found = os.statvfs("/dev/shm")  # noqa: S108  # it is looked at, not written to
+    except (OSError, AttributeError):
+        return 0
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def _sum_of(path: str, *names: bytes) -> int:
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * KiB for line in lines if line.startswith(names))
+
+
+def children(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found: list[int] = []
+    tasks = f"/proc/{pid}/task"
+    try:
+        threads = os.listdir(tasks)
+    except OSError:
+        return []
+    for thread in threads:
+        try:
+            with open(f"{tasks}/{thread}/children", "rb") as file:
+                direct = [int(child) for child in file.read().split()]
+        except OSError:
+            continue
+        for child in direct:
+            found += [child, *children(child)]
+    return found
+
+
+def free_bytes() -> int:
+    """Memory that can be taken without swapping: the machine's, or less where a cgroup allows less."""
+    machine, group = _machine_free(), cgroups.free_bytes()
+    return machine if group is None else min(machine, group)
+
+
+def cores() -> int:
+    """Cores this process may use: those it may run on, or fewer where a cgroup gives it less time than they have."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroups.cores()
+    return allowed if quota is None else min(allowed, max(1, math.ceil(quota)))
+
+
+def descriptor_limit() -> int:
+    """How many files this process may have open."""
+    if resource is None:
+        return UNKNOWN_DESCRIPTORS
+    limit = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return UNKNOWN_DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
+
+
+def _machine_free() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * KiB
+    except OSError:
+        pass
+    if sys.platform == "win32":
+        return UNKNOWN_FREE_BYTES
+    return os.sysconf("SC_PHYS_PAGES") * PAGE // 2

@@ -1,0 +1,94 @@
+"""Memory that is taken once and used again: aligned buffers, and each thread's scratch.
+
+Fresh pages cost as much as the copy into them, and freed ones may stay with the allocator, where no plan counts them.
+So buffers come straight from the system, page-aligned (a read into memory that is misaligned to the file runs at half
+speed), and go straight back.
+
+Scratch is lent as a stack. A thread that has called ``prepare(bytes)`` borrows from one block of that size; whatever
+is borrowed beyond it is allocated on the spot and counted in ``overflow_bytes``, which the conformance suite requires
+to be 0: that is how a store's declared ``scratch_bytes`` is held to what it really uses.
+"""
+
+import mmap
+import threading
+from contextlib import suppress
+
+import numpy as np
+
+ALIGNMENT = 64
+
+# From here on memory comes in pages of 2 MiB where the system has them: filling it is a sixth quicker.
+HUGE_FROM_BYTES = 4 * 2**20
+
+
+def aligned(bytes_: int) -> int:
+    """Rounded up to a cache line."""
+    return -(-bytes_ // ALIGNMENT) * ALIGNMENT
+
+
+def buffer(bytes_: int) -> np.ndarray:
+    """Private, page-aligned memory as uint8, returned to the system with its last view."""
+    size = max(1, bytes_)
+    if hasattr(mmap, "MAP_PRIVATE"):  # private: a forked child must not write into its parent's batches
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if size >= HUGE_FROM_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel made without them
+                block.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        block = mmap.mmap(-1, size)
+    return np.frombuffer(block, np.uint8, bytes_)
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.block = np.empty(0, np.uint8)
+        self.used = 0
+        self.peak = 0
+        self.overflow = 0
+
+
+_scratch = _Scratch()
+
+
+def prepare(bytes_: int) -> None:
+    """Give this thread a scratch block of this size, and forget what was measured before."""
+    _scratch.__init__()  # type: ignore[misc]
+    _scratch.block = buffer(bytes_)
+
+
+def release() -> None:
+    """Return this thread's scratch block."""
+    _scratch.__init__()  # type: ignore[misc]
+
+
+class borrow:  # noqa: N801  # a generator would take as long as the reads of small rows
+    """Uninitialised scratch for the length of a ``with``."""
+
+    __slots__ = ("_begin", "_bytes")
+
+    def __init__(self, bytes_: int) -> None:
+        self._bytes = bytes_
+
+    def __enter__(self) -> np.ndarray:
+        mine = _scratch
+        self._begin = begin = mine.used
+        end = mine.used = begin + aligned(self._bytes)
+        if end > mine.peak:
+            mine.peak = end
+        if end <= len(mine.block):
+            return mine.block[begin : begin + self._bytes]
+        mine.overflow = max(mine.overflow, end - len(mine.block))
+        return np.empty(self._bytes, np.uint8)
+
+    def __exit__(self, *error: object) -> None:
+        _scratch.used = self._begin
+
+
+def peak_bytes() -> int:
+    """The most this thread borrowed at once since ``prepare``."""
+    return _scratch.peak
+
+
+def overflow_bytes() -> int:
+    """Bytes that this thread borrowed beyond what it prepared."""
+    return _scratch.overflow

@@ -1,0 +1,164 @@
+"""Addresses of files that are not on this machine, and the names that they go by here.
+
+An address may hold secrets: a user and a password before the host, a signature or a token behind the ``?``. Everything
+that is not known to be harmless is taken for a secret, and only a digest of it is ever shown or kept.
+
+One address has three names, for three purposes:
+- ``shown``: for messages and for all that one process knows of a file. Other secrets make another name, because a value
+  that looks like a secret may be what chooses the file: ``https://host/a.npy?token=…ab12cd34#0123456789abcdef``.
+- ``lasting``: for what is kept on disk, together with a strong ETag. What signs a request is left out, so that an
+  address that was signed anew finds what was kept: ``https://host/a.npy?token=…ab12cd34``.
+- ``bare``: for manifests, whose digests tell files apart. No secret has a part in it: ``https://host/a.npy?token=…``.
+"""
+
+import hashlib
+import os
+import re
+from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
+
+from penstock.errors import ConfigError
+
+SCHEMES = ("http", "https", "s3")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
+_WAYS = {
+    "file": "give the path itself",
+    "gs": "use https://storage.googleapis.com/BUCKET/KEY",
+    "hf": "use https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE",
+}
+
+# Names of values that are secrets as such, also where they look harmless.
+_SECRET = re.compile(
+    r"x-amz-.*|x-goog-.*|x-ms-.*|awsaccesskeyid|googleaccessid|key-pair-id|policy|expires|sig|signature|se|sp|spr|sr|st"
+    r"|sv|skoid|sktid|skt|ske|sks|skv|.*(token|secret|passw|api_?key|access_?key|credential|auth).*",
+    re.IGNORECASE,
+)
+
+# How stores sign addresses: names that are there together, and all names that the signature has. The path says which
+# file it is. A name by itself may mean anything: ``st`` and ``policy`` do at other servers.
+_SIGNED = (
+    ({"x-amz-signature", "x-amz-date"}, re.compile(r"x-amz-.*")),
+    ({"x-goog-signature", "x-goog-date"}, re.compile(r"x-goog-.*")),
+    ({"signature", "expires"}, re.compile(r"signature|expires|awsaccesskeyid|googleaccessid|key-pair-id|x-amz-.*")),
+    ({"signature", "policy"}, re.compile(r"signature|policy|key-pair-id")),
+    ({"sig", "sv", "se"}, re.compile(r"sig|s[eprstv]|spr|sip|srt|sdd|ses|sk(oid|tid|t|e|s|v)|scid")),
+)
+_DIGEST = re.compile(r"#[0-9a-f]{16}")
+_HIDDEN = re.compile(r"([?&])([^=&#]+)=…[0-9a-f]{8}(?=[&#/]|$)")
+_HARMLESS = re.compile(r"[0-9]{1,9}|true|false|raw|main|master", re.IGNORECASE)
+
+
+def is_remote(path: str) -> bool:
+    """Whether this is an address that can be read here; any other is a path."""
+    scheme, found, _ = path.partition("://")
+    return bool(found) and scheme.lower() in SCHEMES
+
+
+def scheme_of(path: str) -> str:
+    """``http`` of ``http://…``, of any address; empty for a path."""
+    scheme, found, _ = path.partition("://")
+    return scheme.lower() if found and _SCHEME.fullmatch(scheme) else ""
+
+
+def shown(url: str) -> str:
+    """The name of an address: none of its secrets, and another name for any other address. A path as it is."""
+    if url[:5].lower() == "pipe:":
+        return "pipe:…"
+    scheme = scheme_of(url)
+    if not scheme:
+        return url
+    if scheme == "s3":  # a key may hold any character, and no secret
+        bucket, slash, key = url[5:].partition("/")
+        return f"s3://{bucket.rpartition('@')[2]}{slash}{key}"
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no address at all, and nobody knows what it holds
+        return f"{scheme}://…"
+    user, _, host = parts.netloc.rpartition("@")
+    values = _values(parts.query)
+    of_signature = _of_signature({name.lower() for name, _ in values})
+    told = "&".join(_told(name, value, name.lower() in of_signature) for name, value in values)
+    digest = _digest(url.partition("#")[0], 16) if user or "…" in told else ""
+    return urlunsplit((scheme, host, parts.path, told, digest))
+
+
+def _values(query: str) -> list[tuple[str, str]]:
+    return parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+
+
+def _of_signature(names: set[str]) -> set[str]:
+    """Those of a query's names that sign it."""
+    kinds = [of_it for together, of_it in _SIGNED if together <= names]
+    return {name for name in names if any(of_it.fullmatch(name) for of_it in kinds)}
+
+
+def _told(name: str, value: str, is_of_signature: bool) -> str:
+    called = quote(name, errors="surrogateescape")
+    if is_of_signature:
+        return f"{called}=…"
+    if not value and not _HARMLESS.fullmatch(name):  # what stands there alone may be a key
+        return f"…{_digest(name, 8)}"
+    if _HARMLESS.fullmatch(value) and not _SECRET.fullmatch(name):
+        return f"{called}={value}"
+    return f"{called}=…{_digest(value, 8)}"
+
+
+def _digest(text: str, digits: int) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:digits]
+
+
+def lasting(name: str) -> str:
+    """The name that a file keeps when its address is signed anew."""
+    return _DIGEST.sub("", name, count=1) if is_remote(name) and not name.startswith("s3://") else name
+
+
+def bare(name: str) -> str:
+    """The name that a file keeps whatever secrets its address has."""
+    if not is_remote(name) or name.startswith("s3://"):
+        return name
+    return _HIDDEN.sub(
+        lambda found: f"{found[1]}{found[2]}=…" if _SECRET.fullmatch(unquote(found[2])) else found[0], lasting(name)
+    )
+
+
+def secrets_of(url: str) -> list[str]:
+    """Everything in an address that ``shown`` hides."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return [url]
+    user = parts.netloc.rpartition("@")[0]
+    found = [user, *user.split(":", 1)]
+    for name, value in _values(parts.query):
+        if not _told(name, value, False).endswith(f"={value}"):
+            found.append(value or name)
+    return [each for each in found if each]
+
+
+def base_name(path: str) -> str:
+    """The last part of a path or address, without what follows a ``?``."""
+    if is_remote(path) and not path.startswith("s3://"):
+        inside = path.partition("#")[2].partition("/")[2]  # of a folder whose name has a digest
+        path = inside or urlsplit(path).path
+    return path.replace(os.sep, "/").rpartition("/")[2]
+
+
+def check_scheme(path: str) -> None:
+    """Refuse a command, and addresses of kinds that are not read here."""
+    if path[:5].lower() == "pipe:":
+        raise ConfigError(
+            "pipe:…: the scheme pipe: would run a command, which is never done here. Open the file that it would "
+            "fetch; or open the pipe in your own program, and pass the file object to penstock.webdataset"
+        )
+    scheme = scheme_of(path)
+    if scheme and scheme not in SCHEMES:
+        way_out = _WAYS.get(scheme, "fetch the file, and open the copy")
+        raise ConfigError(
+            f"{shown(path)}: the scheme {scheme}: is not read here; expected a path, or an address that begins with "
+            f"{', '.join(f'{each}://' for each in SCHEMES)}: {way_out}"
+        )
+
+
+def check_local(path: str, what: str) -> None:
+    """Refuse an address of something that is read on this machine alone."""
+    if is_remote(path):
+        raise ConfigError(f"{path}: {what} are read on this machine alone; fetch the file, and open the copy")

@@ -1,0 +1,1 @@
+"""Stores of rows, stores made of stores, and ``Dataset``, what a user holds."""

@@ -1,0 +1,225 @@
+"""Fields whose bytes lie at known places of one file: the store of most formats."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from penstock.base.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.base.urls import base_name
+from penstock.dataset.store import Filled, Out, StoreBase, check_rows, digest
+from penstock.files.files import Files
+from penstock.read.chunk_files import spread
+from penstock.read.chunks import LargeChunks, SmallChunks, chunk_reader
+from penstock.read.codecs import checked_by
+from penstock.read.extents import Chunks, Extents, Members
+from penstock.read.members import GatherMembers, MemberReader, Together, member_reader, together
+from penstock.read.part import Box, Within, compose
+from penstock.read.pieces import WHOLE, Share
+from penstock.read.rows import Gathering, MappedReader, PartReader, RowReader, row_reader
+
+"""Codecs that notice a damaged byte, and the checksum by which they do."""
+
+
+class ExtentStore(StoreBase):
+    """Fields whose bytes lie at known places of one file."""
+
+    accepts_strided = True
+    fields: Fields
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Extents],
+        files: Files,
+        casts: Mapping[str, Cast] | None = None,
+        parts: Mapping[str, Within] | None = None,
+    ) -> None:
+        self._arrays, self._files = dict(arrays), files
+        self._casts, self._parts = dict(casts or {}), dict(parts or {})
+        self._length = next(iter(arrays.values())).rows
+        self.fields = {name: self._spec(name) for name in arrays}
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self._arrays, self._files, self._casts, self._parts)
+
+    def _spec(self, name: str) -> FieldSpec:
+        array, cast, part = self._arrays[name], self._casts.get(name), self._parts.get(name)
+        if cast is None and part is None:
+            return array.spec
+        return FieldSpec(cast.dtype if cast else array.stored, part.shape if part else array.shape)
+
+    @cached_property
+    def _readers(self) -> "dict[str, _Reader]":
+        """Made when needed: most datasets are only steps on the way to the one that is read."""
+        return {
+            name: _reader(array, self._files, self._casts.get(name), self._parts.get(name))
+            for name, array in self._arrays.items()
+        }
+
+    @cached_property
+    def _together(self) -> "Together | None":
+        return together(self._readers)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        rows = max(array.rows_per_chunk if isinstance(array, Chunks) else 1 for array in self._arrays.values())
+        return np.arange(0, self._length, rows) if rows > 1 else None
+
+    @property
+    def index_bytes(self) -> int:
+        return sum(array.index_bytes for array in self._arrays.values())
+
+    @property
+    def shared_index(self) -> dict[int, int]:
+        parts = [reader.part for reader in self._readers.values() if reader.part is not None]
+        tables = [array for array in self._arrays.values() if isinstance(array, Members)]
+        return {
+            **{id(part): part.index_bytes for part in parts},
+            **{id(array.keys): array.table_bytes for array in tables},
+            **self._files.shared_index,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        parts = sorted((name, part.describe()) for name, part in self._parts.items())
+        return digest(
+            *((base_name(array.file.path), array.file.size, array.describe()) for array in self._arrays.values()),
+            sorted(self._casts.items()),
+            *([parts] if parts else []),
+        )
+
+    def scratch_bytes(self, rows: int) -> int:
+        at_once = 0 if self._together is None else self._together.scratch_bytes()
+        apart = max(at_once, *(reader.scratch_bytes(rows) for reader in self._readers.values()))
+        return apart + self._files.scratch_bytes
+
+    def read(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share = WHOLE) -> None:
+        check_rows(rows, self)
+        at_once: list[str] = []
+        if self._together is not None and share[0] == 0:
+            at_once = self._together.suits(list(out), len(rows))
+            if at_once:
+                self._together.read(rows, at, {name: out[name] for name in at_once})
+        for name, target in out.items():
+            reader = self._readers[name]
+            if name in at_once:
+                continue
+            if isinstance(reader, LargeChunks | SmallChunks):
+                reader.read(rows, at, target, share)
+            elif share[0] == 0:
+                reader.read(rows, at, target)
+
+    def filled(self, field: str, rows: np.ndarray, share: Share) -> Iterator[tuple[np.ndarray, Filled]]:
+        reader = self._readers[field]
+        if isinstance(reader, LargeChunks | SmallChunks):
+            yield np.arange(len(rows)), reader.filled(share)
+        else:
+            yield from super().filled(field, rows, share)
+
+    def origin(self, row: int) -> Origin:
+        array = next(iter(self._arrays.values()))
+        return Origin(array.home, array.sample(row))
+
+    def find(self, key: str) -> int | None:
+        array = next(iter(self._arrays.values()))
+        return array.keys.find(key) if isinstance(array, Members) else None
+
+    def close(self) -> None:
+        self._files.close()
+
+    def casting(self, casts: Mapping[str, Cast]) -> "ExtentStore | None":
+        if casts.keys() & self._casts.keys():  # two conversions round twice, one would round once
+            return None
+        return ExtentStore(self._arrays, self._files, {**self._casts, **casts}, self._parts)
+
+    def choosing(self, names: Sequence[str]) -> "ExtentStore":
+        return ExtentStore(
+            {name: self._arrays[name] for name in names},
+            self._files,
+            {name: cast for name, cast in self._casts.items() if name in names},
+            {name: part for name, part in self._parts.items() if name in names},
+        )
+
+    def read_paths(self) -> Sequence[ReadPath]:
+        return [
+            _whole_path(reader, _chunk_path(name, reader, self._length))
+            if isinstance(reader, LargeChunks | SmallChunks)
+            else _whole_path(reader, _range_path(name, reader, self._length))
+            for name, reader in self._readers.items()
+        ]
+
+    def selecting(self, field: str, part: Within) -> "ExtentStore":
+        if isinstance(part, Box) and part.is_everything:
+            return self
+        whole = compose(self._parts[field], part) if field in self._parts else part
+        return ExtentStore(self._arrays, self._files, self._casts, {**self._parts, field: whole})
+
+
+_RowReader = RowReader | PartReader | MappedReader | MemberReader | GatherMembers
+_Reader = _RowReader | LargeChunks | SmallChunks
+
+
+def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None) -> _Reader:
+    if cast is None and not array.stored.isnative:
+        cast = Cast(array.spec.dtype)
+    if isinstance(array, Chunks):
+        return chunk_reader(array, files, cast, part)
+    if isinstance(array, Members):
+        return member_reader(array, files, cast, part)
+    return row_reader(array, files, cast, part)
+
+
+def _whole_path(reader: _Reader, path: ReadPath) -> ReadPath:
+    """Add what all layouts have in common: where the file is, and how its bytes are checked."""
+    files = reader.files
+    checked_by = path.checked_by if files.manifest is None else MANIFEST
+    return replace(path, far=files.is_far(reader.array.file), checked_by=checked_by)
+
+
+def _checksum(array: Chunks) -> str:
+    """The checksum that shows a damaged chunk, if every chunk has one."""
+    if array.table.checked_by or array.table.some_skipped:
+        return array.table.checked_by
+    return checked_by(name for name, _ in array.codecs)
+
+
+def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
+    array, mapped = reader.array, int(isinstance(reader, Gathering))
+    how = "gathered from a mapping of the file" if mapped else "read straight from the file"
+    if isinstance(array, Members):
+        stored = int(array.lengths.sum())
+        how = how if mapped else "read by position"
+        return ReadPath(name, reader.spec, rows, array.layout, how, stored_bytes=stored, mapped_files=mapped)
+    wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
+    read = reader.packed_bytes if isinstance(reader, PartReader) else array.row_bytes
+    stored = array.rows * array.row_bytes
+    return ReadPath(
+        name, reader.spec, rows, "contiguous", how, 1, read / wanted, stored, epoch_bytes=array.rows * read,
+        mapped_files=mapped,
+    )  # fmt: skip
+
+
+def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> ReadPath:
+    array = reader.array
+    wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
+    decoded = reader.pieces_per_row * array.chunk_bytes
+    several = array.rows_per_chunk > 1
+    share = "" if array.chunk == array.shape else f", {array.chunk} of each" if several else f", {array.chunk} of it"
+    codecs = ", ".join(codec for codec, _ in array.codecs)
+    layout = f"chunks of {f'{array.rows_per_chunk} rows' if several else 'a row'}{share}{'; ' * bool(codecs)}{codecs}"
+    if (table := spread(array)) is not None:
+        layout += f"; {table.told}"
+        layout += "" if array.fill is None else f", absent ones are {np.frombuffer(array.fill, array.stored)[0]}"
+    how = "read and decoded outside the library's lock"
+    if isinstance(reader, SmallChunks):
+        how += ", neighbouring chunks together"
+    remedy = array.remedy if several else ""
+    stored = array.table.stored_bytes
+    return ReadPath(
+        name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, stored, array.table.missing,
+        remedy, epoch_bytes=reader.epoch_bytes, checked_by=_checksum(array), codecs=codecs, chunk=array.chunk,
+    )  # fmt: skip

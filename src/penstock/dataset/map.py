@@ -1,0 +1,228 @@
+"""A caller's function over whole reads. A trial run shows what it returns and how much memory and time it needs."""
+
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from penstock.base import torch_threads, user_functions
+from penstock.base.scratch import aligned, borrow
+from penstock.base.sizes import KiB
+from penstock.base.spec import Fields, FieldSpec, InFull, row_bytes
+from penstock.dataset.store import Out, StoreBase, Wrapper, describe_rows, digest
+from penstock.errors import PenstockError, SchemaMismatch, TransformFailed
+
+Transform = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+
+
+class Mapped(Wrapper):
+    """A caller's function over whole reads.
+
+    The function takes a dict of arrays with one leading row axis and returns another; it runs in the reader threads.
+    It needs whole rows, so threads do not share its reads.
+    """
+
+    accepts_strided = True
+
+    TRIAL_ROWS = 2  # with one row, a function that loses the row axis would pass unnoticed
+    LARGE_ROW_BYTES = 1024 * KiB  # two larger rows would take more memory than the loader will
+    ALLOCATOR_SLACK = 1.5  # the allocator may keep part of what a function frees; measured at 1.3
+
+    def __init__(self, store: StoreBase, function: Transform) -> None:
+        super().__init__(store)
+        self.function = function
+        rows = self.TRIAL_ROWS if row_bytes(store.fields) < self.LARGE_ROW_BYTES else 1
+        rows = min(rows, len(store))
+        first = self._first_rows(rows)
+        self._fields, self._own_row_bytes = self._trial(first, rows)
+        self._rows_at_once = self._timed(first, rows) if rows else user_functions.NO_LIMIT
+
+    @property
+    def fields(self) -> Fields:
+        return self._fields
+
+    @property
+    def rows_at_once(self) -> int:
+        return min(self._rows_at_once, super().rows_at_once)
+
+    @property
+    def fingerprint(self) -> str:
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        return digest("map", self.store.fingerprint, name, InFull(self._fields))
+
+    def scratch_bytes(self, rows: int) -> int:
+        inputs = sum(aligned(rows * spec.row_bytes) for spec in self.store.fields.values())
+        return inputs + self.store.scratch_bytes(rows) + aligned(rows * self._own_row_bytes)
+
+    def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
+        if len(rows) == 0:
+            return
+        size = sum(aligned(len(rows) * spec.row_bytes) for spec in self.store.fields.values() if not spec.is_list)
+        with borrow(size) as scratch:
+            inputs = self._inputs(rows, scratch)
+            for begin in range(0, len(rows), self._rows_at_once):
+                some = slice(begin, begin + self._rows_at_once)
+                made = self._made({name: values[some] for name, values in inputs.items()}, rows[some], scratch)
+                for name, target in out.items():
+                    target[at[some]] = self._checked(name, made, rows[some])
+
+    def _made(self, inputs: dict[str, np.ndarray], rows: np.ndarray, scratch: np.ndarray) -> dict[str, np.ndarray]:
+        """The function's result for these rows. If it fails, find the row that it fails for."""
+        try:
+            return self._call(inputs, rows)
+        except TransformFailed as error:
+            if (row := self._culprit(rows, scratch)) is None:
+                raise
+            where = f"row {row} ({self.store.origin(row)})"
+            raise TransformFailed(f"{error}. It fails for {where} by itself") from error.__cause__
+
+    def _inputs(self, rows: np.ndarray, scratch: np.ndarray) -> dict[str, np.ndarray]:
+        inputs, begin = {}, 0
+        for name, spec in self.store.fields.items():
+            if spec.is_list:
+                inputs[name] = spec.empty(len(rows))
+                continue
+            size = len(rows) * spec.row_bytes
+            inputs[name] = scratch[begin : begin + size].view(spec.dtype).reshape(len(rows), *spec.shape)
+            begin += aligned(size)
+        self.store.read_into(rows, np.arange(len(rows)), inputs)
+        return inputs
+
+    def _culprit(self, rows: np.ndarray, scratch: np.ndarray) -> int | None:
+        """The row for which the function fails even alone, found by bisection; None if there is none."""
+        if len(rows) == 1:
+            return None
+        while len(rows) > 1:
+            half = rows[: len(rows) // 2]
+            rows = half if self._fails(half, scratch) else rows[len(half) :]
+        return int(rows[0]) if self._fails(rows, scratch) else None
+
+    def _fails(self, rows: np.ndarray, scratch: np.ndarray) -> bool:
+        try:
+            self._call(self._inputs(rows, scratch), rows)
+        except TransformFailed:
+            return True
+        return False
+
+    def _call(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+        try:
+            made = user_functions.call(self.function, inputs)
+            if isinstance(made, Mapping):
+                return {name: np.asarray(values) for name, values in made.items()}
+        except PenstockError:
+            raise
+        except (Exception, SystemExit) as error:  # the latter would end a torch worker silently
+            raise TransformFailed(
+                f"map: {self._name()} raised {type(error).__name__}: {error}; it was given rows {describe_rows(rows)} "
+                f"({self.store.origin(int(rows[0]))}), fields {', '.join(inputs)}"
+            ) from error
+        raise TransformFailed(
+            f"map: {self._name()} must return a dict of arrays, one row per sample, but returned {type(made).__name__}"
+        )
+
+    def _checked(self, name: str, made: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
+        expected = (len(rows), *self._fields[name].shape), self._fields[name].dtype
+        values = made.get(name)
+        found = None if values is None else (values.shape, values.dtype.newbyteorder("="))
+        if values is None or found != expected:
+            raise SchemaMismatch(
+                f"map: {self._name()} returned {name!r} as {_describe_shape(found)} for rows {describe_rows(rows)} "
+                f"({self.store.origin(int(rows[0]))}); its trial run promised {_describe_shape(expected)}. "
+                f"Make its output shape and dtype the same for every row"
+            )
+        return values
+
+    def _trial(self, first: dict[str, np.ndarray], rows: int) -> tuple[Fields, int]:
+        """What the function returns, and how much it allocates per row."""
+        inputs = self._copied(first, rows)
+        with _Traced() as peak:
+            made = self._call(inputs, np.arange(rows))
+            allocated = peak()
+        for name, values in made.items():
+            if values.ndim == 0 or len(values) != rows:
+                raise TransformFailed(
+                    f"map: {self._name()} was given {rows} rows and returned {name!r} of shape {values.shape}: "
+                    f"the first axis must be the rows"
+                )
+        passed_on = {id(inputs[name]): spec for name, spec in self.store.fields.items() if spec.is_list}
+        fields = {}
+        for name, values in made.items():
+            if values.dtype.hasobject and id(values) not in passed_on:
+                raise TransformFailed(
+                    f"map: {self._name()} returned {name!r} as Python objects; return numbers, or what it was given"
+                )
+            fields[name] = passed_on.get(id(values)) or FieldSpec(values.dtype, values.shape[1:])
+        most = max(allocated, rows * row_bytes(fields))
+        return fields, _rounded_up(int(self.ALLOCATOR_SLACK * most / max(1, rows)))
+
+    def _timed(self, first: dict[str, np.ndarray], rows: int) -> int:
+        """How many rows to pass to the function at a time, measured by repeating the first rows.
+
+        In a thread like a reader's: in the main thread torch would use all cores, and the time would differ.
+        """
+        row = max(1, row_bytes(self.store.fields), self._own_row_bytes)
+        most = max(rows, self.LARGE_ROW_BYTES // row)
+
+        def timed(count: int) -> float:
+            inputs = self._copied(first, count)
+            began = time.perf_counter()
+            self._call(inputs, np.arange(count) % rows)
+            return time.perf_counter() - began
+
+        found = [user_functions.NO_LIMIT]
+
+        def find() -> None:
+            torch_threads.use_one_core()
+            with suppress(Exception):  # it may fail for a single row or for repeated rows, which it may never get
+                found[0] = user_functions.rows_at_once(timed, most)
+
+        thread = threading.Thread(target=find, name="penstock-trial", daemon=True)
+        with suppress(RuntimeError):  # the system has no more threads
+            thread.start()
+            thread.join()
+        return found[0]
+
+    def _first_rows(self, rows: int) -> dict[str, np.ndarray]:
+        first = np.arange(rows)
+        inputs = {name: spec.empty(rows) for name, spec in self.store.fields.items()}
+        self.store.read_into(first, first, inputs)
+        return inputs
+
+    def _copied(self, first: dict[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+        """A copy of so many rows, since the function may write to them; rows repeat if there are fewer."""
+        if row_bytes(self.store.fields) >= self.LARGE_ROW_BYTES:  # too large for a second copy
+            return dict(first)
+        return {name: values[np.arange(rows) % len(values)] for name, values in first.items()}
+
+    def _name(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+
+def _rounded_up(bytes_: int) -> int:
+    """Up to four significant bits: two trials differ by a few bytes, but a plan should not."""
+    step = 1 << max(0, bytes_.bit_length() - 4)
+    return -(-bytes_ // step) * step
+
+
+class _Traced:
+    """Peak bytes allocated through Python's allocator (numpy's too) inside the ``with``."""
+
+    def __enter__(self) -> Callable[[], int]:
+        self.mine = not tracemalloc.is_tracing()
+        if self.mine:
+            tracemalloc.start()
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        return lambda: tracemalloc.get_traced_memory()[1] - before
+
+    def __exit__(self, *_: object) -> None:
+        if self.mine:
+            tracemalloc.stop()
+
+
+def _describe_shape(found: tuple[tuple[int, ...], np.dtype] | None) -> str:
+    return "nothing" if found is None else f"{found[1]} {found[0]}"

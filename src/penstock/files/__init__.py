@@ -1,0 +1,1 @@
+"""The only openers of data files: lent handles, retries, local copies, manifests, compression, saved tables."""

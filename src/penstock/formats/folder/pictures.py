@@ -1,0 +1,164 @@
+"""Folders of pictures: a file a sample, opened when it is read, decoded straight into the batch.
+
+``photos/cat/01.jpg`` has the label of ``cat`` among the folders of ``photos``, sorted, as torchvision's ImageFolder has
+it. Where a table lies in the folder (``metadata.csv`` or the only one of its kind), its rows are the samples, in its
+order, and its columns are fields. Where there are no pictures, the files may be arrays (npy).
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from functools import partial
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import numpy as np
+
+from penstock.base.file_id import FileId
+from penstock.base.spec import IN_MEMORY, MANIFEST
+from penstock.dataset.combine import Joined, Part
+from penstock.dataset.extent_store import ExtentStore
+from penstock.dataset.store import Store
+from penstock.errors import DataError, Missing, SchemaMismatch
+from penstock.files import saved as savedcolumns
+from penstock.formats.folder import listing, tables
+from penstock.formats.folder.listing import FileList
+from penstock.formats.folder.tables import ColumnStore
+from penstock.formats.sample_fields import MOST_TRIED, count_pixels
+from penstock.read import kinds, pictures
+from penstock.read.extents import LooseFiles
+from penstock.read.kinds import Kind, Picture, check_length
+
+if TYPE_CHECKING:
+    from penstock.formats.registry import OpenOptions
+
+
+# Where files like these lie in a folder, a picture beside them is no dataset.
+OTHER_DATA = frozenset({"h5", "hdf5", "tar", "npz", "nii", "gz", "mdb", "lmdb", "arrow"})
+
+
+def is_folder_of_pictures(path: str) -> bool:
+    """Whether a folder has pictures in it, or arrays, and no files that are datasets of their own."""
+    if not os.path.isdir(path) or listing.find_any(path, OTHER_DATA.__contains__, depth=0):
+        return False
+    return listing.find_any(path, lambda ending: _is_picture(ending) or ending == "npy")
+
+
+def _is_picture(ending: str) -> bool:
+    return ending in pictures.EXTENSIONS
+
+
+def open_folder(path: str, options: "OpenOptions") -> Store:
+    """The samples of one folder."""
+    folder = options.index_folder
+    files, field, ending = listing.list_files(path, _is_picture, folder, "pictures"), "image", "jpg"
+    if not len(files):
+        files, field, ending = listing.list_files(path, "npy".__eq__, folder, "arrays"), "data", "npy"
+    if files.left_out and options.on_error == "raise":
+        raise files.left_out[0]
+    if not len(files):
+        raise Missing(f"{path}: no pictures in it or in its folders ({files.passed_over:,} files of other kinds)")
+    if options.files.manifest is not None:
+        options.files.manifest.check_there(path)
+    columns = _columns(files, options)
+    fields = options.fields or (field, *columns.store.fields)
+    for name in fields:
+        if name != field and name not in columns.store.fields:
+            raise Missing(f"{path}: no field {name!r}; it has {', '.join(map(repr, (field, *columns.store.fields)))}")
+    if options.fields is None:
+        for other, count in files.beside.items():
+            options.leave_out(f"*.{other}", f"{count:,} files beside those of {field!r}, of another kind")
+        for name, why in columns.fields_left_out.items():
+            options.leave_out(name, why)
+    parts = {}
+    if field in fields:
+        known_by = field if options.members.decoder(field) is not None else ending
+        array = _files(files, field, partial(kinds.kind_of, known_by, wanted=options.members), options)
+        parts["files"] = Part(ExtentStore({field: array}, options.files), columns.rows, {field: field})
+    beside = [name for name in fields if name != field]
+    if beside:
+        parts["columns"] = Part(columns.store.choosing(beside), None, {name: name for name in beside})
+    return FolderStore(parts, (*files.left_out, *columns.left_out))
+
+
+class FolderStore(Joined):
+    """Files, and what is known of each."""
+
+    def __init__(self, parts: Mapping[str, Part], left_out: tuple[DataError, ...] = ()) -> None:
+        super().__init__(parts)
+        self.left_out = left_out
+        """Why files are not in it, where what is bad is skipped."""
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What is known of the samples besides their files."""
+
+    store: ColumnStore
+    rows: np.ndarray | None = None
+    """Which file each sample has; None where each file is a sample."""
+    left_out: tuple[DataError, ...] = ()
+    fields_left_out: Mapping[str, str] = dataclass_field(default_factory=dict)
+    """Columns of the table that give no field, and why."""
+
+
+def _columns(files: FileList, options: "OpenOptions") -> _Columns:
+    table = tables.find(files.root)
+    by = "" if options.files.manifest is None else MANIFEST
+    if table is not None:
+        options.files.compare_whole(table)
+        read = tables.read(table, files)
+        if read.left_out and options.on_error == "raise":
+            raise read.left_out[0]
+        store = ColumnStore(read.columns, len(read.rows), (), by, tables.reading_bytes(table, files))
+        return _Columns(store, read.rows, read.left_out, read.fields_left_out)
+    if not files.top_names or files.tops.min() < 0:  # some are in no folder
+        return _Columns(ColumnStore({}, len(files)))
+    return _Columns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files), files.top_names, IN_MEMORY))
+
+
+def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenOptions") -> LooseFiles:
+    where = FileId(files.root, int(files.sizes.sum()), 0, 0)
+    offsets = np.broadcast_to(np.int64(0), len(files))
+    array = LooseFiles(
+        where, name, np.dtype(np.uint8), (), len(files), offsets, files.sizes, files.names, None, files.index_bytes,
+        "*", "files of a folder", options.members.max_member_bytes, files.mtimes, files.inodes, files.saved,
+    )  # fmt: skip
+    kind = _kind(array, kind_of, options)
+    return replace(array, stored=kind.dtype, shape=kind.shape, kind=kind)
+
+
+def _kind(array: LooseFiles, kind_of: "partial[Kind]", options: "OpenOptions") -> Kind:
+    """What the first file holds, which all must; or the first that can be read, where bad ones are skipped."""
+    first_error: DataError | None = None
+    for row in range(min(array.rows, MOST_TRIED if options.on_error == "skip" else 1)):
+        try:
+            check_length(int(array.lengths[row]), options.members.max_member_bytes)
+            data = np.empty(int(array.lengths[row]), np.uint8)
+            with options.files.lend(array.file_at(row)) as handle:
+                handle.read_into(0, data)
+            kind = kind_of(data.tobytes())
+            wanted = options.members
+            if isinstance(kind, Picture) and wanted.size is not None:
+                kind = replace(kind, shape=(*wanted.size, 3), fit=wanted.fit, largest=_largest_picture(array, options))
+            return kind
+        except DataError as error:
+            first_error = first_error or type(error)(f"{array.file_at(row).path}: {error}")
+    raise first_error or SchemaMismatch(f"{array.file.path}: no files")
+
+
+def _largest_picture(array: LooseFiles, options: "OpenOptions") -> int:
+    """Pixels of the largest picture. Every header is read, once: the answer is kept for as long as the list holds."""
+    what = f"pixels of the largest picture of {array.describe()}, {crc32(np.ascontiguousarray(array.mtimes).data)}"
+    where, folder = FileId(os.path.abspath(array.file.path), 0, 0, 0), options.index_folder
+    saved = None if folder is None else savedcolumns.load(folder, where, what)
+    if saved is not None and isinstance(largest := saved.header.get("pixels"), int):
+        return min(largest, options.members.max_pixels)
+    largest = 0
+    for row in range(array.rows):
+        with options.files.lend(array.file_at(row)) as handle:
+            largest = max(largest, count_pixels(handle, 0, int(array.lengths[row])))
+    if folder is not None:
+        savedcolumns.save(folder, where, what, {"pixels": largest}, {})
+    return min(largest, options.members.max_pixels)

@@ -1,0 +1,155 @@
+"""Reads the chunk index of HDF5's first file format, a version 1 B-tree, without the library.
+
+The library reports chunks one by one, in two seconds for 700,000 of them; numpy parses whole nodes in a tenth of that.
+Rules:
+
+1. Anything that differs from the format's specification raises ``NotUnderstood``, and the library walks through the
+   index instead: it knows all formats, and reports what is wrong with a damaged file.
+2. Each level of the tree is read from the one above it, with no more nodes than the dataset can have chunks. So the
+   walk through a damaged tree ends, wherever its addresses lead.
+"""
+
+import struct
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from penstock.base.file_id import FileId
+from penstock.errors import Corrupt
+from penstock.files.handles import check_unchanged
+from penstock.files.mapping import map_file
+
+NODES_AT_ONCE = 512
+
+# Entries of a node, unless the file's writer chose otherwise: "indexed storage internal node K" is 32.
+MOST_BELOW = 64
+
+_HEADER_VERSION, _HEADER = 1, struct.Struct("<BxHII4x")
+_MESSAGE = struct.Struct("<HHB3x")
+_LAYOUT, _CONTINUED = 0x08, 0x10
+_MOST_BLOCKS = 256
+_NOWHERE = 2**64 - 1
+
+
+class NotUnderstood(Exception):
+    """The index is of another kind, or damaged."""
+
+
+def chunks(file: FileId, dataset: Any, header_at: int, grid: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """All chunks of an h5py dataset, in groups: ``corner``, ``size``, ``mask`` and ``place`` of each."""
+    if dataset.file.id.get_create_plist().get_sizes() != (8, 8):
+        raise NotUnderstood("addresses are not of 8 bytes")
+    try:
+        mapped = _Mapped(file)
+        root = _root(mapped, header_at, (*dataset.chunks, dataset.dtype.itemsize))
+        where = f"{file.path}: dataset {dataset.name.strip('/')!r}"
+        yield from _leaves(mapped, root, _node_type(dataset.ndim), prod(grid), where)
+    except (OSError, ValueError, struct.error) as error:
+        raise NotUnderstood(str(error)) from error
+
+
+class _Mapped:
+    """A mapped file. The system kills a process that reads beyond the end of one: so its size is checked each time."""
+
+    def __init__(self, file: FileId) -> None:
+        self._file, self._bytes = file, map_file(file.path)
+
+    def read(self, address: int, size: int) -> bytes:
+        check_unchanged(self._file)
+        if address + size > len(self._bytes):
+            raise NotUnderstood("a header beyond the end of the file")
+        return self._bytes[address : address + size].tobytes()
+
+    def nodes(self, addresses: np.ndarray, node_type: np.dtype) -> np.ndarray:
+        check_unchanged(self._file)
+        last = len(self._bytes) - node_type.itemsize
+        if int(addresses.max()) > last:
+            raise NotUnderstood("a node beyond the end of the file")
+        found: np.ndarray = np.ndarray(last + 1, node_type, self._bytes, strides=(1,))[addresses]
+        return found
+
+
+def _root(mapped: _Mapped, address: int, chunk: tuple[int, ...]) -> int:
+    """The offset of the tree's root, from the dataset's object header."""
+    version, _, _, size = _HEADER.unpack(mapped.read(address, _HEADER.size))
+    if version != _HEADER_VERSION:
+        raise NotUnderstood(f"an object header of version {version}")
+    blocks = [(address + _HEADER.size, size)]
+    for begin, length in blocks:
+        for kind, message in _messages(mapped.read(begin, length)):
+            if kind == _CONTINUED and len(blocks) < _MOST_BLOCKS:
+                blocks.append(struct.unpack_from("<QQ", message))
+            elif kind == _LAYOUT:
+                expected = struct.pack("<BBB", 3, 2, len(chunk))  # version, chunked, axes
+                root, *sizes = struct.unpack_from(f"<Q{len(chunk)}I", message, len(expected))
+                if not message.startswith(expected) or tuple(sizes) != chunk:
+                    raise NotUnderstood("a chunk index of another kind")
+                return int(root)
+    raise NotUnderstood("no layout message")
+
+
+def _messages(block: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _MESSAGE.size <= len(block):
+        kind, size, _ = _MESSAGE.unpack_from(block, at)
+        at += _MESSAGE.size
+        yield kind, block[at : at + size]
+        at += size
+
+
+def _node_type(axes: int) -> np.dtype:
+    """A node as stored: chunks, or nodes of the next level, each after its key."""
+    key = [("size", "<u4"), ("mask", "<u4"), ("corner", "<u8", (axes,)), ("element", "<u8")]
+    return np.dtype(
+        [("sign", "S4"), ("kind", "u1"), ("level", "u1"), ("used", "<u2"), ("beside", "<u8", (2,)),
+         ("below", [*key, ("place", "<u8")], (MOST_BELOW,)), ("last", key)]
+    )  # fmt: skip
+
+
+def _leaves(mapped: _Mapped, root: int, node_type: np.dtype, most: int, where: str) -> Iterator[np.ndarray]:
+    if root == _NOWHERE:  # no chunk was ever written
+        return
+    addresses, level = np.array([root], np.uint64), None
+    while level != 0:
+        inner, found = [], 0
+        expected = None if level is None else level - 1
+        for begin in range(0, len(addresses), NODES_AT_ONCE):
+            nodes = mapped.nodes(addresses[begin : begin + NODES_AT_ONCE], node_type)
+            expected = int(nodes["level"][0]) if expected is None else expected
+            below = _below(nodes, expected)
+            if not (ascending := _keys_ascend(nodes)).all():
+                at = int(addresses[begin + int(ascending.argmin())])
+                raise Corrupt(
+                    f"{where}: its chunk index is out of order at offset {at:,}, so that HDF5 would miss some "
+                    f"of its chunks and deliver the fill value instead. The file is damaged: fetch it again"
+                )
+            found += len(below)
+            if found > most:
+                raise NotUnderstood("more chunks than there can be")
+            if expected == 0:
+                yield below
+            else:
+                inner.append(below["place"].copy())
+        addresses, level = np.concatenate(inner) if inner else addresses, expected
+
+
+def _keys_ascend(nodes: np.ndarray) -> np.ndarray:
+    """Which nodes have ascending keys, which the library relies on to find chunks."""
+    keys = [
+        np.concatenate([each["corner"], each["element"][..., None]], axis=-1)
+        for each in (nodes["below"], nodes["last"])
+    ]
+    whole = np.concatenate([keys[0], keys[1][:, None]], axis=1).astype(">u8")
+    texts = np.ascontiguousarray(whole).view(f"S{8 * whole.shape[2]}")[..., 0]
+    wrong = (texts[:, :-1] >= texts[:, 1:]) | (nodes["below"]["element"] != 0)
+    return np.asarray(~(wrong & (np.arange(MOST_BELOW) < nodes["used"][:, None])).any(axis=1))
+
+
+def _below(nodes: np.ndarray, level: int) -> np.ndarray:
+    """The entries of some nodes of one level."""
+    known = (nodes["sign"] == b"TREE") & (nodes["kind"] == 1) & (nodes["level"] == level)
+    if not known.all() or nodes["used"].max() > MOST_BELOW:
+        raise NotUnderstood(f"not a node of level {level}")
+    return nodes["below"][np.arange(MOST_BELOW) < nodes["used"][:, None]]

@@ -1,0 +1,162 @@
+"""Rows that h5py must read: any layout, one thread at a time."""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from penstock.base import fork
+from penstock.base.file_id import FileId
+from penstock.base.sizes import MiB
+from penstock.base.urls import is_remote
+from penstock.dataset import sliced
+from penstock.dataset.sliced import SlicedStore
+from penstock.errors import ConfigError, Corrupt, PenstockError, Truncated, Unavailable
+from penstock.files.files import Files
+from penstock.formats.hdf5.layout import repack_command
+from penstock.formats.hdf5.remote_file import PAGED_BYTES, PagedFile
+
+# The largest chunk cache for h5py: it decodes a chunk once for all its rows in a read, if chunks are not huge.
+CACHE_BYTES = 64 * MiB
+
+# What HDF5 itself allocates in a read, measured: a type conversion buffer, a metadata cache, and for each chunk its
+# stored form and a decoded one that grows by doubling.
+LIBRARY_BYTES = 4 * MiB
+CHUNK_COPIES = 3
+
+DAMAGED = (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError, OverflowError, NotImplementedError)
+"""What h5py raises for damaged files."""
+
+
+@contextmanager
+def opened(file: FileId, files: Files, cache_bytes: int = 0) -> Iterator[Any]:
+    """Open a file with h5py; through a Python file object if it is remote or compared with a manifest."""
+    if not file.compared and not is_remote(file.path):
+        with _opened(file, file.path, cache_bytes) as h5:
+            yield h5
+        return
+    with files.lend(file) as handle, closing(PagedFile(handle)) as paged:
+        try:
+            with _opened(file, paged, cache_bytes) as h5:
+                yield h5
+        except Exception:
+            if paged.error is None:
+                raise
+        if paged.error is not None:
+            raise paged.error
+
+
+@contextmanager
+def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
+    try:
+        import h5py
+    except ImportError:
+        raise ConfigError('reading HDF5 needs h5py: pip install "penstock[hdf5]"') from None
+    failure: PenstockError | None = None
+    try:
+        h5 = h5py.File(source, "r", rdcc_nbytes=cache_bytes, swmr=file.growing)
+    except OSError as error:
+        failure = _explained(file, error)
+    if failure is None:
+        with h5:
+            try:
+                yield h5
+            except PenstockError:
+                raise
+            except DAMAGED as error:
+                failure = Corrupt(
+                    f"{file.path}: HDF5 cannot make sense of it ({type(error).__name__}: {error}); the file is "
+                    f"damaged: fetch it again"
+                )
+    if failure is not None:
+        # Not chained to h5py's error: its traceback holds the file object, and if that outlives h5py, the process
+        # crashes when it ends.
+        raise failure
+
+
+def _explained(file: FileId, error: OSError) -> PenstockError:
+    if "truncated" in str(error):
+        return Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.ENOENT):
+        return Unavailable(f"{file.path}: cannot be read ({error}); check the path and its permissions")
+    return Corrupt(
+        f"{file.path}: not a whole HDF5 file ({file.size:,} bytes; {error}); fetch it again, or leave it out"
+    )
+
+
+def _beside(h5: Any, path: str, name: str) -> Any:
+    """Open a dataset so that its external files are searched beside the file, not in the working directory."""
+    import h5py
+
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    if not is_remote(path):
+        folder = os.fsencode(os.path.dirname(os.path.realpath(path)))
+        access.set_efile_prefix(folder)
+        access.set_virtual_prefix(folder)
+    return h5py.Dataset(h5py.h5d.open(h5.id, name.encode(), access))
+
+
+class H5pyLayout(sliced.Layout):
+    """One dataset, read by h5py."""
+
+    @property
+    def how(self) -> str:
+        return f"read by h5py, one thread at a time: {self.why}"
+
+    @property
+    def remedy(self) -> str:
+        return repack_command("{name}", self.shape, self.row_axis)
+
+    @property
+    def cache_bytes(self) -> int:
+        row_of_chunks = self.chunk_rows * prod(self.row_shape) * self.stored.itemsize
+        return row_of_chunks if self.chunks and row_of_chunks <= CACHE_BYTES else 0
+
+    @property
+    def library_bytes(self) -> int:
+        return self.cache_bytes + CHUNK_COPIES * self.chunk_bytes + LIBRARY_BYTES
+
+
+# h5py has its own lock; this one keeps only one file open and one chunk cache in memory.
+_ONE_AT_A_TIME = fork.Lock()
+
+
+class H5pyStore(SlicedStore):
+    """Datasets of one file, which is open only during a read."""
+
+    kind = "h5py"
+    layouts: dict[str, H5pyLayout]  # type: ignore[assignment]
+
+    def __init__(self, file: FileId, files: Files, rows: int, layouts: Mapping[str, sliced.Layout]) -> None:
+        super().__init__(file, rows, layouts)
+        self._files = files
+
+    def with_layouts(self, layouts: Mapping[str, sliced.Layout]) -> "H5pyStore":
+        return H5pyStore(self.file, self._files, self._rows, layouts)
+
+    def scratch_bytes(self, rows: int) -> int:
+        paged = PAGED_BYTES if self.file.compared or is_remote(self.file.path) else 0
+        return super().scratch_bytes(rows) + paged + self._files.scratch_bytes
+
+    @property
+    def shared_index(self) -> dict[int, int]:
+        return self._files.shared_index
+
+    @contextmanager
+    def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        cache_bytes = max((self.layouts[name].cache_bytes for name in names), default=0)
+        with _ONE_AT_A_TIME, opened(self.file, self._files, cache_bytes) as h5:
+            yield {name: _beside(h5, self.file.path, name) for name in names}
+
+    def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
+        try:
+            array.read_direct(goal, wanted)
+        except OSError as error:
+            raise Corrupt(
+                f"{where}: {error}. The file is damaged there, or needs a filter that is not installed (pip install "
+                f"hdf5plugin)"
+            ) from error

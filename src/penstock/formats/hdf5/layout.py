@@ -1,0 +1,377 @@
+"""Where the rows of an HDF5 dataset are in its file, or why only h5py can read them."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.base.file_id import FileId
+from penstock.base.machine import free_bytes
+from penstock.base.sizes import KiB, MiB, format_size
+from penstock.errors import Corrupt, LimitExceeded, Missing, Truncated
+from penstock.formats.hdf5 import btree
+from penstock.formats.hdf5.btree import NotUnderstood
+from penstock.formats.rows import without_axis
+from penstock.read import codecs, saved_chunks
+from penstock.read.extents import NEVER_WRITTEN, Chunks, ChunkTable, CodecId, Contiguous, Extents, KnownTable
+
+if TYPE_CHECKING:
+    from penstock.formats.registry import OpenOptions
+
+# Chunks per step of the walk through a chunk index: few enough that the garbage collector does not start.
+WALK_PIECE = 256
+
+MISREPORTED = "HDF5 can misreport where its chunks lie, having one unlimited axis that is not the first"
+
+# If rows are on an inner axis of a contiguous dataset, they are read in runs of about this size.
+TURNED_BYTES = 16 * KiB
+
+# A table of fewer chunks fits into any memory.
+MANY_CHUNKS = 1_000_000
+# Bytes per entry while the table is made: offset and length, twice.
+ENTRY_BYTES = 24
+# The largest table that is accepted.
+LARGEST_TABLE = 4096 * MiB
+
+
+def repack_command(name: str, shape: tuple[int, ...], row_axis: int) -> str:
+    """A command that rewrites a dataset with one row per chunk."""
+    whole = "x".join(str(1 if axis == row_axis else size) for axis, size in enumerate(shape))
+    return f"h5repack -l {name}:CHUNK={whole} OLD NEW"
+
+
+@dataclass(frozen=True)
+class StoredDataset:
+    """A dataset of an open file, with the shape that it had first: the file may be growing."""
+
+    file: FileId
+    name: str
+    dataset: Any
+    shape: tuple[int, ...]
+    axis: int
+    """The axis of the rows."""
+
+    @property
+    def rows(self) -> int:
+        return self.shape[self.axis]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Chunks along each axis."""
+        return tuple(-(-size // step) for size, step in zip(self.shape, self.dataset.chunks, strict=True))
+
+    @property
+    def header_at(self) -> int:
+        """The offset of the dataset's object header."""
+        import h5py
+
+        low, high = h5py.h5g.get_objinfo(self.dataset.id, b".").objno  # h5o.get_info would walk through all chunks
+        return int(low | high << 32)
+
+    @property
+    def filters(self) -> list[tuple[int, tuple[int, ...], str]]:
+        """Number, parameters and name of each filter."""
+        plist = self.dataset.id.get_create_plist()
+        found = [plist.get_filter(position) for position in range(plist.get_nfilters())]
+        return [(number, parameters, label.decode(errors="replace")) for number, _, parameters, label in found]
+
+    @property
+    def remedy(self) -> str:
+        """A command that rewrites it with one row per chunk."""
+        return repack_command(self.name, self.shape, self.axis)
+
+    @property
+    def can_be_misreported(self) -> bool:
+        """Whether the library may report wrong places of its chunks."""
+        unlimited = [axis for axis, size in enumerate(self.dataset.maxshape) if size is None]
+        return len(unlimited) == 1 and unlimited != [0]
+
+    def never_written(self, there: str) -> Missing:
+        """The error for a dataset that was only partly written."""
+        return Missing(
+            f"{self.file.path}: dataset {self.name!r} was never written in full ({there} there); the rest would read "
+            f"as the fill value {self.dataset.fillvalue}. Pass allow_fill=True to accept that"
+        )
+
+
+def extents(found: StoredDataset, options: "OpenOptions") -> Extents | str:
+    """Where the rows are, or why only h5py can read them."""
+    import h5py
+
+    dataset, stored = found.dataset, found.dataset.dtype
+    if not dataset.id.get_type().equal(h5py.h5t.py_create(stored, logical=True)):
+        return f"its elements are not stored as numpy has {stored}"
+    if dataset.is_virtual or dataset.external:
+        return "its bytes are in other files"
+    if dataset.file.userblock_size:
+        return "the file begins with a user block"
+    if prod(found.shape) == 0:
+        return "it is empty"
+    if not dataset.chunks:
+        offset = dataset.id.get_offset()
+        if offset is None:
+            return "it is stored inside the metadata, or was never written"
+        if found.axis:
+            return _turned(found, offset)
+        return Contiguous(
+            file=found.file, name=found.name, stored=stored, shape=found.shape[1:], rows=found.rows, offset=offset
+        )
+    known = _codecs(found)
+    if isinstance(known, str):
+        return known
+    return _chunks(found, known, options) if _can_be_believed(found) else MISREPORTED
+
+
+def _can_be_believed(found: StoredDataset) -> bool:
+    """Whether the library reports the right coordinates of chunks.
+
+    Since HDF5 1.10, datasets with one unlimited axis have another kind of index, for which the library reports wrong
+    coordinates (seen up to 2.0.0) unless that axis is the first. Files of the old format do not have it, unless a newer
+    program added the dataset; if it was written in full, some wrong coordinates are outside of its grid, which the walk
+    detects.
+    """
+    dataset = found.dataset
+    if not found.can_be_misreported:
+        return True
+    superblock = dataset.file.id.get_create_plist().get_version()[0]
+    return bool(superblock < 2 and dataset.id.get_num_chunks() == prod(found.grid))
+
+
+def _codecs(found: StoredDataset) -> tuple[CodecId, ...] | str:
+    known: list[CodecId] = []
+    for number, parameters, label in found.filters:
+        if ("fletcher32", 0) in known:
+            return "its checksum is not the outermost filter"
+        codec: CodecId = (codecs.BY_HDF5_FILTER.get(number, ""), 0)
+        if codec[0] == "shuffle":
+            codec = ("shuffle", parameters[0] if parameters else found.dataset.dtype.itemsize)
+        elif number == codecs.BITSHUFFLE_FILTER and len(parameters) > 4:
+            codec = (codecs.BITSHUFFLE_COMPRESSORS.get(parameters[4], ""), parameters[2])
+        if not codec[0] or not codecs.available(codec):
+            return f"filter {number} ({label}) has no decoder here"
+        known.append(codec)
+    return tuple(known)
+
+
+def _chunks(found: StoredDataset, known: tuple[CodecId, ...], options: "OpenOptions") -> Chunks | str:
+    file, dataset, axis = found.file, found.dataset, found.axis
+    # The same dataset can be opened along another axis. The table of a growing file is not saved.
+    saved_as = f"{found.name} along {axis}"
+    folder = None if file.growing else options.index_folder
+    table: ChunkTable | None = saved_chunks.load(folder, file, saved_as) if folder else None
+    if table is None:
+        check_grid(found, options)
+        walked = walk(found)
+        if walked is None:
+            return MISREPORTED
+        least = options.files.policy.save_table_from_chunks
+        table = saved_chunks.save(folder, file, saved_as, walked, from_chunks=least) if folder else walked
+    array = Chunks(
+        file=file, name=found.name, stored=dataset.dtype, shape=without_axis(found.shape, axis), rows=found.rows,
+        rows_per_chunk=dataset.chunks[axis], chunk=without_axis(dataset.chunks, axis), table=table, codecs=known,
+        row_axis=axis, remedy=found.remedy, fill_text=str(dataset.fillvalue),
+        fill=np.asarray(dataset.fillvalue, dataset.dtype).tobytes() if options.allow_fill else None,
+    )  # fmt: skip
+    if options.on_error == "raise":
+        _check_table(array, found)
+    return array
+
+
+def holes(found: StoredDataset) -> dict[int, int]:
+    """Chunks that were never written of a dataset that the library will read, by block of rows.
+
+    The library takes a chunk that it does not find for one that was never written, so the whole index is read.
+    """
+    chunks = prod(found.grid)
+    table = walk(found) if chunks * ENTRY_BYTES <= _largest_table() else None
+    if table is not None:
+        absent = (table.offsets == NEVER_WRITTEN).sum(axis=1)
+        return {block: int(absent[block]) for block in np.flatnonzero(absent).tolist()}
+    there = found.dataset.id.get_num_chunks()
+    if there > chunks and not found.file.growing:
+        raise Corrupt(
+            f"{found.file.path}: dataset {found.name!r}: its chunk index has {there:,} chunks, and its grid of "
+            f"{found.grid} has {chunks:,}. The file is damaged: fetch it again"
+        )
+    return {0: chunks - there} if there < chunks else {}  # the number is known, the places are not
+
+
+def check_grid(found: StoredDataset, options: "OpenOptions") -> None:
+    """Refuse a table of more chunks than this machine can hold: a few bytes can declare any number."""
+    chunks = prod(found.grid)
+    if chunks <= MANY_CHUNKS:
+        return
+    there = found.dataset.id.get_num_chunks()
+    if there < chunks and not options.allow_fill and options.on_error == "raise":
+        raise found.never_written(f"{there:,} of {chunks:,} chunks are")
+    if chunks * ENTRY_BYTES > (free := _largest_table()):
+        raise LimitExceeded(
+            f"{found.file.path}: dataset {found.name!r} of {found.shape} has {chunks:,} chunks of "
+            f"{found.dataset.chunks}, and a table of them would take {format_size(chunks * ENTRY_BYTES)}, where "
+            f"{format_size(free)} are free or allowed. Leave it out with fields=(…), or write it again in larger chunks"
+        )
+
+
+def _largest_table() -> int:
+    return min(free_bytes(), LARGEST_TABLE)
+
+
+def walk(found: StoredDataset) -> KnownTable | None:
+    """The whole chunk table, in one pass over the file's own index; None if the library reports it wrongly."""
+    if not found.file.growing and found.file.can_be_mapped and not found.dataset.file.userblock_size:
+        with suppress(NotUnderstood):
+            return _by_nodes(found)
+    if found.file.growing and found.can_be_misreported:  # a wrong place looks like a chunk that came later
+        return None
+    try:
+        return _one_by_one(found)
+    except Corrupt:
+        if found.can_be_misreported:
+            return None
+        raise
+
+
+def _by_nodes(found: StoredDataset) -> KnownTable:
+    """Without the library, if the index is a version 1 B-tree."""
+    columns = _Columns(found)
+    for piece in btree.chunks(found.file, found.dataset, found.header_at, found.grid):
+        columns.put(piece["corner"].astype(np.int64), piece["place"], piece["size"], piece["mask"])
+    return columns.table()
+
+
+def _one_by_one(found: StoredDataset) -> KnownTable:
+    """Through the library."""
+    columns, waiting = _Columns(found), list[Any]()
+
+    def take() -> None:
+        corners, masks, places, sizes = zip(*waiting, strict=True)
+        columns.put(np.asarray(corners), np.asarray(places), np.asarray(sizes), np.asarray(masks))
+        waiting.clear()
+
+    def visit(chunk: Any) -> None:
+        waiting.append(chunk)
+        if len(waiting) == WALK_PIECE:
+            take()
+
+    found.dataset.id.chunk_iter(visit)
+    if waiting:
+        take()
+    return columns.table()
+
+
+class _Columns:
+    """A chunk table under construction."""
+
+    def __init__(self, found: StoredDataset) -> None:
+        self.found, self.grid, self._steps = found, found.grid, found.dataset.chunks
+        self.offsets = np.full(prod(self.grid), NEVER_WRITTEN, np.int64)
+        self.lengths = np.zeros(prod(self.grid), np.uint32)
+        self.skipped = np.zeros(0, np.uint32)
+
+    def put(self, corners: np.ndarray, places: np.ndarray, sizes: np.ndarray, masks: np.ndarray) -> None:
+        """Add chunks: where each begins in the dataset and in the file, its length, and the filters it skipped."""
+        # Axis by axis: numpy divides by one number several times faster than by one per column.
+        along = [column // step for column, step in zip(corners.T, self._steps, strict=True)]
+        inside = np.ones(len(corners), bool)
+        for column, size in zip(along, self.grid, strict=True):
+            inside &= (column >= 0) & (column < size)
+        if self.found.file.growing:  # chunks may have been added since the shape was read
+            along = [column[inside] for column in along]
+            places, sizes, masks = places[inside], sizes[inside], masks[inside]
+        else:
+            aligned = (corners == np.stack(along, axis=1) * self._steps).all(axis=1)
+            self._check(inside & aligned, corners, places, f"outside its grid of {self.grid} chunks of {self._steps}")
+        at = np.ravel_multi_index(tuple(along), self.grid)
+        if not self.found.file.growing:
+            new = np.zeros(len(at), bool)
+            new[np.unique(at, return_index=True)[1]] = True
+            self._check(new & (self.offsets[at] == NEVER_WRITTEN), corners, places, "a second time")
+        self.offsets[at], self.lengths[at] = places, sizes
+        if masks.any():
+            self.skipped = self.skipped if len(self.skipped) else np.zeros(len(self.offsets), np.uint32)
+            self.skipped[at] = masks
+
+    def _check(self, good: np.ndarray, corners: np.ndarray, places: np.ndarray, what: str) -> None:
+        if not good.all():
+            first = int(good.argmin())
+            raise Corrupt(
+                f"{self.found.file.path}: dataset {self.found.name!r}: its chunk index has a chunk at "
+                f"{tuple(corners[first].tolist())} {what} (its bytes are said to begin at offset "
+                f"{int(places[first]):,}). The file is damaged: fetch it again"
+            )
+
+    def _check_apart(self) -> None:
+        """Refuse chunks that overlap in the file."""
+        order = np.argsort(self.offsets, kind="stable")
+        order = order[self.offsets[order] != NEVER_WRITTEN]
+        ends = self.offsets[order] + self.lengths[order]
+        both = np.flatnonzero(ends[:-1] > self.offsets[order[1:]])
+        if len(both):
+            first, second = (np.unravel_index(order[both[0] + each], self.grid) for each in (0, 1))
+            raise Corrupt(
+                f"{self.found.file.path}: dataset {self.found.name!r}: chunks number {tuple(map(int, first))} and "
+                f"{tuple(map(int, second))} of its grid overlap at offset "
+                f"{int(self.offsets[order[both[0] + 1]]):,}. The file is damaged: fetch it again"
+            )
+
+    def table(self) -> KnownTable:
+        """The table of all chunks that were added."""
+        if not self.found.file.growing:
+            self._check_apart()
+        written = self.lengths[self.offsets != NEVER_WRITTEN]
+        alike = len(written) and bool((written == written[0]).all())
+        lengths = int(written[0]) if alike else self._turned(self.lengths)
+        return KnownTable(
+            self._turned(self.offsets), lengths, self._turned(self.skipped) if len(self.skipped) else None
+        )
+
+    def _turned(self, column: np.ndarray) -> np.ndarray:
+        """The column with blocks of rows as its first axis."""
+        axis = self.found.axis
+        moved = np.moveaxis(column.reshape(self.grid), axis, 0)
+        return np.ascontiguousarray(moved).reshape(self.grid[axis], -1)
+
+
+def _check_table(array: Chunks, found: StoredDataset) -> None:
+    """Refuse a table with missing or truncated chunks, and name the first."""
+    table = array.table
+    if table.missing and array.fill is None:
+        there = f"{prod(table.shape) - table.missing:,} of {prod(table.shape):,} chunks are"
+        first = _first(array, lambda offsets, _: offsets == NEVER_WRITTEN)
+        raise Missing(f"{found.never_written(there)}. The first that is not: {first}")
+    if table.end > array.file.size and not array.file.growing:
+        first = _first(array, lambda offsets, lengths: offsets + lengths > array.file.size)
+        raise Truncated(
+            f"{array.file.path}: {first} reaches beyond the file's end: chunks reach to byte {table.end:,}, but the "
+            f"file has only {array.file.size:,}. It was cut short, perhaps by an unfinished download or copy: fetch it "
+            f'again, or pass on_error="skip" to open and Loader to leave out what cannot be read'
+        )
+
+
+def _first(array: Chunks, bad: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> str:
+    for block in range(array.table.shape[0]):
+        offsets, lengths, _ = array.table.find(block, slice(None))
+        found = np.flatnonzero(bad(offsets, lengths))
+        if len(found):
+            return array.piece_place(block, int(found[0]))
+    return array.name
+
+
+def _turned(found: StoredDataset, offset: int) -> Extents:
+    """A contiguous dataset with rows on an inner axis, described as chunks: some rows of one run of elements each."""
+    rows, shape, stored = found.rows, without_axis(found.shape, found.axis), found.dataset.dtype
+    outer, inner = shape[: found.axis], shape[found.axis :]
+    run_bytes = prod(inner) * stored.itemsize
+    most = max(1, min(rows, TURNED_BYTES // run_bytes))
+    together = next(count for count in range(most, 0, -1) if rows % count == 0)
+    runs = np.arange(prod(outer), dtype=np.int64) * rows
+    blocks = np.arange(0, rows, together, dtype=np.int64)
+    table = KnownTable(offset + (blocks[:, None] + runs) * run_bytes, together * run_bytes)
+    chunk = (*(1,) * len(outer), *inner)
+    return Chunks(
+        file=found.file, name=found.name, stored=stored, shape=shape, rows=rows, rows_per_chunk=together, chunk=chunk,
+        table=table, row_axis=found.axis, remedy=found.remedy,
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""From a table of samples to their fields: what archives and databases of samples share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.base.file_id import FileId
+from penstock.base.sizes import MiB
+from penstock.errors import DataError, Missing, SchemaMismatch
+from penstock.files import saved as savedcolumns
+from penstock.files.handles import Handle
+from penstock.formats.tar.samples import NOT_THERE, SampleTable
+from penstock.read import pictures
+from penstock.read.extents import Members
+from penstock.read.kinds import Kind, Picture, check_length
+
+if TYPE_CHECKING:
+    from penstock.formats.registry import OpenOptions
+
+# Sizes stand within these first bytes of a picture, unless it begins with a thumbnail or a colour profile.
+PICTURE_HEAD_BYTES = 2048
+
+# And nobody puts more than this before them.
+LONGEST_HEAD_BYTES = 16 * MiB
+
+# With on_error="skip", so many samples are tried until one tells what a field holds.
+MOST_TRIED = 100
+
+
+class NoSamples(Missing):
+    """A file has no samples. Among others it is left out, and listed; alone it is an error."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of one file, and what the caller wants of them."""
+
+    file: FileId
+    table: SampleTable
+    options: "OpenOptions"
+    layout: str = "members of an archive"
+    patterns: bool = False
+    """Whether the table's fields are patterns of keys."""
+
+    def members(self, name: str, column: int, kind_of: Callable[[bytes], Kind]) -> Members:
+        """One field: all of a column, read as the kind that its first sample tells."""
+        table, offsets = self.table, self.table.offsets[:, column]
+        there = offsets != NOT_THERE
+        if not there.all() and self.options.on_error == "raise":
+            sample = int(np.argmin(there))
+            has = [
+                each for each, offset in zip(table.fields, table.offsets[sample], strict=True) if offset != NOT_THERE
+            ]
+            raise SchemaMismatch(
+                f"{self.file.path}: sample {table.key(sample)!r} has no {name!r} (it has {', '.join(has)}), and "
+                f"{np.count_nonzero(~there) - 1:,} others have none either. Leave the field out with fields=(…), or "
+                f'pass on_error="skip" to open and Loader'
+            )
+        kind = self._kind(column, np.flatnonzero(there), kind_of)
+        pattern = table.fields[column] if self.patterns else ""
+        return Members(
+            self.file, name, kind.dtype, kind.shape, table.samples, offsets, table.lengths[:, column], table.keys, kind,
+            table.index_bytes, pattern, self.layout, self.options.members.max_member_bytes,
+        )  # fmt: skip
+
+    def value(self, sample: int, column: int) -> bytes:
+        """The bytes of one field of one sample."""
+        length = int(self.table.lengths[sample, column])
+        check_length(length, self.options.members.max_member_bytes)
+        data = np.empty(length, np.uint8)
+        with self.options.files.lend(self.file) as handle:
+            handle.read_into(int(self.table.offsets[sample, column]), data)
+        return data.tobytes()
+
+    def place(self, sample: int, column: int) -> str:
+        """What it is called."""
+        field = self.table.fields[column]
+        return (field if self.patterns else f"*.{field}").replace("*", self.table.key(sample), 1)
+
+    def _kind(self, column: int, samples: np.ndarray, kind_of: Callable[[bytes], Kind]) -> Kind:
+        """What the first sample holds, which all must; or the first that can be read, where bad ones are skipped."""
+        first_error: DataError | None = None
+        for sample in samples[: MOST_TRIED if self.options.on_error == "skip" else 1].tolist():
+            try:
+                kind = kind_of(self.value(sample, column))
+                wanted = self.options.members
+                if isinstance(kind, Picture) and wanted.size is not None:
+                    kind = replace(kind, shape=(*wanted.size, 3), fit=wanted.fit, largest=self._largest_picture(column))
+                return kind
+            except DataError as error:
+                offset = int(self.table.offsets[sample, column])
+                where = f"{self.file.path}: {self.place(sample, column)} at offset {offset:,}"
+                first_error = first_error or type(error)(f"{where}: {error}")
+        raise first_error or Missing(f"{self.file.path}: no sample has {self.table.fields[column]!r}")
+
+    def _largest_picture(self, column: int) -> int:
+        """Pixels of the largest picture of a field. Every header is read, once: the answer is kept with the index."""
+        what, folder = f"pixels of the largest {self.table.fields[column]}", self.options.index_folder
+        most = self.options.members.max_pixels
+        saved = None if folder is None else savedcolumns.load(folder, self.file, what)
+        if saved is not None and isinstance(largest := saved.header.get("pixels"), int):
+            return min(largest, most)
+        offsets, lengths = self.table.offsets[:, column], self.table.lengths[:, column]
+        largest = 0
+        with self.options.files.lend_in_order(self.file) as handle:
+            for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+                if offset != NOT_THERE:
+                    largest = max(largest, count_pixels(handle, offset, length))
+        if folder is not None:
+            savedcolumns.save(folder, self.file, what, {"pixels": largest}, {})
+        return min(largest, most)
+
+
+def count_pixels(handle: Handle, offset: int, length: int) -> int:
+    """What a picture's header declares; 0 for one that cannot be read, which is an error when it is wanted."""
+    for most in (PICTURE_HEAD_BYTES, LONGEST_HEAD_BYTES):
+        data = np.empty(min(most, length), np.uint8)
+        handle.read_into(offset, data)
+        try:
+            return pictures.count_pixels(data.tobytes())
+        except DataError:
+            continue
+    return 0

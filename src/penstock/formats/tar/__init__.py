@@ -1,0 +1,1 @@
+"""Tar archives: which members make which sample, and where they lie."""

@@ -1,0 +1,97 @@
+"""Links among the members of an archive: which bytes each stands for. Pure: a table in, a table out.
+
+``tar`` writes a file that it has seen before, under another name, as a link to the first. A link is a member with the
+bytes of what it leads to. Rules:
+
+1. A hard link names a member that comes before it, from the archive's root. A symbolic link names one anywhere in the
+   archive, from the folder that it is in.
+2. Links that lead out of the archive, to nothing, or in a ring are left out, and it is told why.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from posixpath import dirname, join, normpath
+
+import numpy as np
+
+from penstock.base.text_column import TextColumn, decoded
+from penstock.errors import Corrupt, DataError, Missing, Unsafe
+from penstock.formats.tar.members import MemberTable
+
+WAY_OUT = (
+    "Write the archive again with the files themselves (tar --dereference --hard-dereference), or pass "
+    'on_error="skip" to leave it out'
+)
+
+NOTHING, OUTSIDE, RING = -1, -2, -3
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a link says of itself."""
+
+    target: bytes
+    hard: bool
+
+    def goal(self, name: bytes) -> bytes | None:
+        """What it leads to, seen from the archive's root; None if that is outside."""
+        found = normpath(self.target if self.hard else join(dirname(name), self.target))
+        return None if found.startswith((b"/", b"../")) or found == b".." else found
+
+
+def resolved(table: MemberTable, links: Mapping[int, Link]) -> MemberTable:
+    """The table with the bytes of what they lead to in the place of its links, by their numbers."""
+    names = list(table.names.raws())
+    ends = _ends(_next(names, links))
+    good = np.ones(len(names), bool)
+    offsets, lengths = table.offsets.copy(), table.lengths.copy()
+    left_out = list(table.left_out)
+    for number, end in ends.items():
+        if end < 0:
+            good[number] = False
+            left_out.append((names[number], _error(table.path, names[number], links[number], end)))
+        else:
+            offsets[number], lengths[number] = offsets[end], lengths[end]
+    kept = [name for name, is_good in zip(names, good.tolist(), strict=True) if is_good]
+    texts = TextColumn(np.frombuffer(b"".join(kept), np.uint8), np.cumsum([len(name) for name in kept], dtype=np.int64))
+    return replace(table, names=texts, offsets=offsets[good], lengths=lengths[good], left_out=tuple(left_out))
+
+
+def _next(names: Sequence[bytes], links: Mapping[int, Link]) -> dict[int, int]:
+    """The member that each link leads to, by numbers; ``NOTHING`` or ``OUTSIDE``."""
+    places: dict[bytes, int] = {}
+    goals = {number: link.goal(names[number]) for number, link in links.items()}
+    found = {number: OUTSIDE for number, goal in goals.items() if goal is None}
+    for number, name in enumerate(names):
+        if number in links and links[number].hard and (goal := goals[number]) is not None:
+            found[number] = places.get(goal, NOTHING)
+        places[normpath(name)] = number
+    for number, goal in goals.items():
+        if not links[number].hard and goal is not None:
+            found[number] = places.get(goal, NOTHING)
+    return found
+
+
+def _ends(following: Mapping[int, int]) -> dict[int, int]:
+    """Where each link ends, through others: the number of a file, or why there is none."""
+    ends: dict[int, int] = {}
+    for first in following:
+        chain, at = dict[int, None](), first
+        while at in following and at not in ends and at not in chain:
+            chain[at] = None
+            at = following[at]
+        end = RING if at in chain else ends.get(at, at)
+        ends.update(dict.fromkeys(chain, end))
+    return ends
+
+
+def _error(path: str, name: bytes, link: Link, why: int) -> DataError:
+    kind, told = {
+        NOTHING: (Missing, "which is not in the archive"),
+        OUTSIDE: (Unsafe, "which lies outside of the archive"),
+        RING: (Corrupt, "and so on in a ring"),
+    }[why]
+    what = "hard" if link.hard else "symbolic"
+    return kind(
+        f"{path}: member {decoded(name)!r:.300} is a {what} link to {decoded(link.target)!r:.300}, {told}. {WAY_OUT}"
+    )

@@ -1,0 +1,354 @@
+"""Zarr, versions 2 and 3, in folders and zip archives.
+
+Arrays whose metadata are understood are read and decoded here, others by zarr-python.
+
+A chunk without a file is an error when it is read, unless ``allow_fill=True``: then it is the fill value, as Zarr
+defines it, and loaders count it. Writers may leave out chunks that hold only the fill value, but a chunk that a copy
+lost looks the same. An array without any chunk is refused when it is opened.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import numpy as np
+
+from penstock.dataset.extent_store import ExtentStore
+from penstock.dataset.memory import MemoryStore
+from penstock.dataset.rewrite import side_by_side
+from penstock.dataset.store import Store, StoreBase
+from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, SchemaMismatch, Unsafe
+from penstock.files.files import Files
+from penstock.formats.rows import checked_axis, common_rows, list_names, without_axis
+from penstock.formats.zarr.fallback import ZarrLayout, ZarrStore, absent_chunks
+from penstock.formats.zarr.keys import FolderKeys, Keys, ZipKeys
+from penstock.formats.zarr.metadata import ZarrArray, parse, zarr_array
+from penstock.read.chunk_files import FileTable, Grid, ShardTable
+from penstock.read.extents import Chunks, ChunkTable, Extents
+
+if TYPE_CHECKING:
+    from penstock.formats.registry import OpenOptions
+
+FIELD = "data"
+"""The name of the array if a store is one array and not a group."""
+
+# Groups nested deeper than this are a ring of links.
+DEEPEST = 32
+
+# Arrays of a store, chunks along the rows of an array, chunks per row: more can only be declared, not written.
+MOST_ARRAYS = 100_000
+MOST_BLOCKS = 100_000_000
+MOST_PIECES = 1_000_000
+
+# The sizes of so many chunks tell one store from another, if the sizes of all are unknown.
+EVIDENCE = 8
+
+MARKS = ("zarr.json", ".zarray", ".zgroup")
+
+
+def is_store(path: str) -> bool:
+    """Whether a folder or zip archive is a Zarr array or group."""
+    keys = _keys(path, Files())
+    return any(keys.read(mark) is not None for mark in MARKS)
+
+
+def _keys(path: str, files: Files) -> Keys:
+    return ZipKeys(path, files) if os.path.isfile(path) else FolderKeys(path, files)
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array of a store."""
+
+    name: str
+    key: str
+    """Its path below the root; empty for the root itself."""
+    document: str
+    """The key of its metadata."""
+    array: ZarrArray
+    axis: int
+    """The axis of the rows."""
+
+    @property
+    def rows(self) -> int:
+        return self.array.shape[self.axis]
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.key}/" if self.key else ""
+
+
+def open_store(path: str, options: "OpenOptions") -> Store:
+    """The rows of the arrays of one store."""
+    if os.path.isfile(path):
+        options.files.compare_whole(path)
+    keys = _keys(path, options.files)
+    nodes = dict(_named_arrays(keys, options.fields or ()) or islice(_nodes(keys, set()), MOST_ARRAYS + 1))
+    if len(nodes) > MOST_ARRAYS:
+        raise LimitExceeded(f"{path}: has more than {MOST_ARRAYS:,} arrays. Name those that are meant with fields=(…)")
+    if not nodes:
+        raise Missing(f"{path}: no Zarr array in it; expected zarr.json or .zarray, there or below")
+    names = _names(path, nodes, options)
+    found = [_stored_array(keys, path, name, nodes, options) for name in names]
+    rows = common_rows(path, {each.name: each.rows for each in found}, asked_for=True)
+    direct: dict[str, Extents] = {}
+    empty: dict[str, np.ndarray] = {}
+    through_zarr: dict[str, tuple[StoredArray, str]] = {}
+    for each in found:
+        _check_safe(keys, each)
+        if prod(each.array.shape) == 0:
+            empty[each.name] = np.empty((rows, *without_axis(each.array.shape, each.axis)), each.array.stored)
+            continue
+        _check_grid(keys, each)
+        where = each.array.why or _chunks(keys, each, options)
+        if isinstance(where, str):
+            through_zarr[each.name] = (each, where)
+        else:
+            direct[each.name] = where
+    stores: list[StoreBase] = [MemoryStore(empty)] if empty else []
+    if direct:
+        stores.append(ExtentStore(direct, options.files))
+    if through_zarr:
+        stores.append(_through_zarr(keys, through_zarr, rows, options))
+    return side_by_side(stores, names)
+
+
+# Arrays of a store.
+
+
+def _nodes(keys: Keys, seen: set[str], key: str = "", depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Arrays at any depth: key and metadata. If the store has a list of all (consolidated metadata), that is used.
+
+    Each group is visited once (``seen``): a few groups that link to each other have an endless number of names.
+    """
+    prefix = f"{key}/" if key else ""
+    if depth > DEEPEST:
+        raise Corrupt(f"{keys.path(key)}: more than {DEEPEST} groups inside each other, perhaps links in a ring")
+    document = _read(keys, f"{prefix}zarr.json") or _read(keys, f"{prefix}.zarray")
+    if document and document.get("node_type", "array") == "array":
+        yield key, document
+        return
+    listed = _consolidated(keys, prefix, document)
+    if listed is not None:
+        yield from ((f"{prefix}{_inside(keys, name)}", each) for name, each in listed.items())
+        return
+    if document is None and _read(keys, f"{prefix}.zgroup") is None:
+        return
+    if (place := keys.place(key)) in seen:
+        return
+    seen.add(place)
+    for name in keys.children(prefix):
+        _inside(keys, f"{prefix}{name}")
+        yield from _nodes(keys, seen, f"{prefix}{name}", depth + 1)
+
+
+def _inside(keys: Keys, name: str) -> str:
+    """A name as a key; names that lead out of the store are refused."""
+    key = name.strip("/")
+    plain = unquote(key)  # as a server would see it
+    if any(part in ("", ".", "..") for part in plain.split("/")) or "\0" in plain or "\\" in plain:
+        raise Unsafe(
+            f"{keys.root}: an array named {name!r}, which is outside of the store; open that store itself if you "
+            f"trust it"
+        )
+    if not keys.holds(key):
+        raise Unsafe(f"{keys.path(key)}: is a link that leads out of the store; open its target itself if you trust it")
+    return key
+
+
+def _named_arrays(keys: Keys, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """The arrays of these names if all are there: then the store need not be listed."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        key = _inside(keys, name)
+        document = _read(keys, f"{key}/zarr.json") or _read(keys, f"{key}/.zarray")
+        if document is None or document.get("node_type", "array") != "array":
+            return {}
+        found[key] = document
+    return found
+
+
+def _consolidated(keys: Keys, prefix: str, group: dict[str, Any] | None) -> Mapping[str, dict[str, Any]] | None:
+    """Metadata of all arrays below a group, if the group has them in one place."""
+    if group is not None:
+        kept = group.get("consolidated_metadata")
+        listed = kept.get("metadata") if isinstance(kept, dict) else None
+        if not isinstance(listed, dict):
+            return None
+        return {name: each for name, each in listed.items() if _is_array(each)}
+    kept = _read(keys, f"{prefix}.zmetadata")
+    listed = kept.get("metadata") if kept else None
+    if not isinstance(listed, dict):
+        return None
+    documents = {name.removesuffix("/.zarray"): each for name, each in listed.items() if name.endswith("/.zarray")}
+    return {name: each for name, each in documents.items() if isinstance(each, dict)}
+
+
+def _is_array(document: object) -> bool:
+    return isinstance(document, dict) and document.get("node_type") == "array"
+
+
+def _read(keys: Keys, key: str) -> dict[str, Any] | None:
+    text = keys.read(key)
+    return None if text is None else parse(text, keys.path(key))
+
+
+def _names(path: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions") -> tuple[str, ...]:
+    """The fields asked for, or all arrays of numbers, which must have the same number of rows."""
+    if "" in nodes:
+        names = options.fields or (FIELD,)
+        if len(names) != 1:
+            raise ConfigError(f"{path}: is one array, but fields names {len(names)}: {', '.join(names)}")
+        return names
+    if options.fields:
+        return options.fields
+    arrays = {name: zarr_array(document, f"{path}: {name}") for name, document in nodes.items()}
+    found = {
+        name: array.shape[options.row_axis_of(name) % len(array.shape)]
+        for name, array in arrays.items()
+        if array.stored is not None and array.shape
+    }
+    if not found:
+        raise Missing(f"{path}: no array of numbers with at least one axis; it has {list_names(nodes)}")
+    rows = common_rows(path, found, asked_for=False)
+    for name, array in arrays.items():
+        if array.stored is None and array.shape and array.shape[options.row_axis_of(name) % len(array.shape)] == rows:
+            options.leave_out(name, f"{array.kind} {array.shape}, no numbers")
+    return tuple(found)
+
+
+def _stored_array(
+    keys: Keys, path: str, name: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions"
+) -> StoredArray:
+    key = "" if "" in nodes else name.strip("/")
+    if key not in nodes:
+        raise Missing(f"{path}: no array {name!r}; it has {list_names(nodes)}")
+    prefix = f"{key}/" if key else ""
+    document = f"{prefix}zarr.json" if nodes[key].get("zarr_format") == 3 else f"{prefix}.zarray"
+    own = _read(keys, document)  # consolidated metadata can be older than the array
+    if own is None:
+        raise Missing(f"{keys.path(document)}: is listed in the group, but missing; restore it")
+    array = zarr_array(own, keys.path(document))
+    if array.stored is None or not array.shape:
+        kind = f"{array.kind} of shape {array.shape}"
+        raise SchemaMismatch(
+            f"{path}: array {name!r} is {kind}; expected numbers with one row per sample. Leave it out with fields=(…)"
+        )
+    axis = checked_axis(path, name, array.shape, options.row_axis_of(name))
+    return StoredArray(name, key, document, array, axis)
+
+
+def _check_safe(keys: Keys, found: StoredArray) -> None:
+    """Refuse codecs that would run code from the data."""
+    document = _read(keys, found.document) or {}
+    steps = [*(document.get("filters") or []), document.get("compressor"), *(document.get("codecs") or [])]
+    for step in steps:
+        if isinstance(step, dict) and "pickle" in str(step.get("id") or step.get("name")):
+            raise Unsafe(
+                f"{keys.path(found.document)}: array {found.name!r} is stored by pickle, and reading it would run "
+                f"code from it; if you trust it, copy it with another codec"
+            )
+
+
+# The place of chunks.
+
+
+def _check_grid(keys: Keys, found: StoredArray) -> None:
+    """Refuse too many chunks: a few bytes can declare any number."""
+    array, axis = found.array, found.axis
+    steps = array.chunk or array.outer
+    if len(steps) != len(array.shape):
+        return  # the reader of the metadata reports it
+    counts = tuple(-(-size // step) for size, step in zip(array.shape, steps, strict=True))
+    blocks, pieces = counts[axis], prod(without_axis(counts, axis))
+    too_many_blocks = blocks > MOST_BLOCKS and steps[axis] > 1
+    if pieces > MOST_PIECES or too_many_blocks or (isinstance(keys, ZipKeys) and blocks * pieces > MOST_BLOCKS):
+        raise LimitExceeded(
+            f"{keys.path(found.document)}: array {found.name!r} of {array.shape} in chunks of {steps} has {blocks:,} "
+            f"times {pieces:,} chunks, along its rows and in each of them; at most {MOST_BLOCKS:,} and {MOST_PIECES:,} "
+            f"are read. Leave it out with fields=(…), or write it again in larger chunks"
+        )
+    if prod(array.shape) >= 2**63:
+        raise Corrupt(
+            f"{keys.path(found.document)}: array {found.name!r} has shape {array.shape}: more elements than can be "
+            f"counted. Restore the file"
+        )
+
+
+def _chunks(keys: Keys, found: StoredArray, options: "OpenOptions") -> Chunks | str:
+    array, axis = found.array, found.axis
+    assert array.stored is not None
+    table = _table(keys, found, options.files.policy.kept_shard_index_bytes)
+    if isinstance(table, str):
+        return table
+    whole = tuple(1 if each == axis else size for each, size in enumerate(array.shape))
+    _check_written(keys, found, options)
+    return Chunks(
+        file=keys.identity(found.document), name=found.name, stored=array.stored, shape=without_axis(array.shape, axis),
+        rows=found.rows, rows_per_chunk=array.chunk[axis], chunk=without_axis(array.chunk, axis), table=table,
+        codecs=array.codecs, row_axis=axis, fill=_fill(array) if options.allow_fill else None, axes=array.axes,
+        remedy=f"a copy with chunks={whole}", fill_text=_fill_text(array),
+        evidence=table.sizes(EVIDENCE) if isinstance(table, FileTable) else (),
+    )  # fmt: skip
+
+
+def _table(keys: Keys, found: StoredArray, kept_index_bytes: int) -> ChunkTable | str:
+    array = found.array
+    grid = Grid(tuple(-(-size // step) for size, step in zip(array.shape, array.chunk, strict=True)), found.axis)
+    if isinstance(keys, FolderKeys):
+        names = keys.names(found.key, array.before, array.separator)
+        if array.index is None:
+            return FileTable(grid, names, array.longest)
+        return ShardTable(grid, names, array.longest, array.index, kept_index_bytes)
+    members = keys.chunks(found.prefix, array.before, array.separator, array.files)
+    if members is None:
+        return "its chunks are compressed again by the zip archive"
+    if array.index:
+        return ShardTable(grid, members, array.longest, array.index, kept_index_bytes)
+    return members.table(grid)
+
+
+def _fill(array: ZarrArray) -> bytes:
+    """The element that stands for what was never written; 0 if the metadata have none."""
+    assert array.stored is not None
+    return bytes(array.stored.itemsize) if array.fill is None else array.fill
+
+
+def _fill_text(array: ZarrArray) -> str:
+    assert array.stored is not None
+    return str(np.frombuffer(_fill(array), array.stored)[0])
+
+
+def _check_written(keys: Keys, found: StoredArray, options: "OpenOptions") -> None:
+    if options.allow_fill or options.on_error == "skip":
+        return
+    if not keys.has_chunks(found.prefix, found.array.before):
+        raise Missing(
+            f"{keys.path(found.prefix)}: of array {found.name!r} no chunk was ever written, so that all of it would "
+            f"read as the fill value {_fill_text(found.array)}. Restore its chunks, or pass allow_fill=True to accept "
+            f"that"
+        )
+
+
+def _through_zarr(
+    keys: Keys, arrays: Mapping[str, tuple[StoredArray, str]], rows: int, options: "OpenOptions"
+) -> ZarrStore:
+    if isinstance(keys, FolderKeys) and keys.is_remote:
+        reasons = "; ".join(f"{name!r}: {why}" for name, (_, why) in arrays.items())
+        raise ConfigError(
+            f"{keys.root}: has arrays that only zarr-python can read ({reasons}); copy the store to this machine first"
+        )
+    options.files.compare_whole(keys.root)
+    layouts = {}
+    for name, (found, why) in arrays.items():
+        _check_written(keys, found, options)
+        holes = absent_chunks(keys, found.key, name, found.axis, allowed=options.allow_fill)
+        array = found.array
+        assert array.stored is not None
+        layouts[name] = ZarrLayout(array.stored, array.shape, array.outer, found.axis, why, holes=holes)
+    file = keys.identity(next(iter(arrays.values()))[0].document)
+    return ZarrStore(file, rows, layouts, keys.root, {name: found.key for name, (found, _) in arrays.items()})

@@ -1,0 +1,1 @@
+"""From a dataset to batches: order, plan, slots, readers, and their reports."""

@@ -1,0 +1,93 @@
+"""Dealing an epoch to ranks: which positions of the global order make up which batch of which rank.
+
+A global step takes ``world_size * batch_size`` consecutive positions and deals them out in rank order. The rest at the
+end is split as evenly as possible, so every rank takes the same number of steps and every sample comes exactly once.
+Where fewer samples remain than there are ranks, ``tail="pad"`` repeats samples of that last step so that each rank has
+one, and ``tail="drop"`` leaves them out.
+
+Pure arithmetic: nothing here depends on how many rows there are.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+
+from penstock.base import checks
+from penstock.errors import ConfigError
+
+Tail = Literal["pad", "drop"]
+
+
+@dataclass(frozen=True)
+class Deal:
+    """One rank's share of an epoch of ``length`` positions, from position ``start`` on."""
+
+    length: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    tail: Tail = "pad"
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        wanted = "a whole number of samples"
+        plain = {
+            "batch_size": checks.whole("batch_size", self.batch_size, least=1, expected=wanted),
+            "rank": checks.whole("rank", self.rank),
+            "world_size": checks.whole("world_size", self.world_size, least=1),
+            "drop_last": checks.flag("drop_last", self.drop_last),
+            "tail": checks.one_of("tail", self.tail, get_args(Tail)),
+        }
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
+        if self.rank >= self.world_size:
+            raise ConfigError(
+                f"rank={self.rank} of world_size={self.world_size}: expected a rank from 0 to world_size - 1"
+            )
+
+    @property
+    def step_samples(self) -> int:
+        """Samples in one full step of all ranks together."""
+        return self.batch_size * self.world_size
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps from ``start`` to the end, the same on every rank."""
+        full, rest = divmod(max(0, self.length - self.start), self.step_samples)
+        if rest == 0 or self.drop_last or (rest < self.world_size and self.tail == "drop"):
+            return full
+        return full + 1
+
+    def position_after(self, steps: int) -> int:
+        """The global position after so many steps from ``start``."""
+        return min(self.length, self.start + steps * self.step_samples) if steps < self.steps else self.length
+
+    def batch_rows(self, step: int) -> int:
+        """Samples this rank gets in a step."""
+        return len(self._span(step))
+
+    def positions(self, first_step: int, last_step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of this rank in steps ``first_step`` up to ``last_step``, and where each step begins among them.
+
+        The second array has one entry more than there are steps.
+        """
+        spans = [self._span(step) for step in range(first_step, last_step)]
+        bounds = np.cumsum([0, *(len(span) for span in spans)])
+        begins = np.array([span.start for span in spans], np.int64)
+        sizes = np.diff(bounds)
+        return np.repeat(begins - bounds[:-1], sizes) + np.arange(bounds[-1]), bounds
+
+    def _span(self, step: int) -> range:
+        begin = self.start + step * self.step_samples
+        rest = self.length - begin
+        if rest >= self.step_samples:
+            return range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)
+        if rest < self.world_size:  # fewer samples than ranks: repeat some
+            at = begin + self.rank % rest
+            return range(at, at + 1)
+        each, more = divmod(rest, self.world_size)
+        at = begin + self.rank * each + min(self.rank, more)
+        return range(at, at + each + (self.rank < more))

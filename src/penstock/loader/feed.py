@@ -1,0 +1,266 @@
+"""The engine of a loader: one or several datasets, one plan, one team of threads, one position.
+
+``Loader`` and ``MultiLoader`` are its two public faces. Each dataset keeps an order, a share and slots of its own; the
+budget, the threads and the decision whose batch comes next are common to all.
+"""
+
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from penstock.base.checks import flag
+from penstock.base.counters import Counters
+from penstock.base.fork import ReentrantLock
+from penstock.base.machine import held_bytes
+from penstock.base.progress import Bar
+from penstock.base.sizes import format_size
+from penstock.dataset.dataset import Dataset
+from penstock.errors import ConfigError, KeptBatches
+from penstock.loader import state as states
+from penstock.loader.epoch import EpochIterator, Steps, Stream, Watchers
+from penstock.loader.interleave import Interleaved
+from penstock.loader.order import Order
+from penstock.loader.outputs import make_output
+from penstock.loader.plan import JointPlan, Plan, make_joint_plan, make_plan
+from penstock.loader.plan_text import ALONE, prefix
+from penstock.loader.readers import ReadCounts
+from penstock.loader.slots import Slots
+from penstock.loader.source import Options, Source
+from penstock.loader.state import Position
+from penstock.loader.stats import Meter, Stats
+from penstock.loader.team import Team
+from penstock.loader.tuning import Tuner
+
+# How long the next epoch waits for reads of the last one that are still under way, before it takes other slots.
+SLOTS_BACK_WITHIN_S = 10.0
+
+
+def make_sources(
+    datasets: Mapping[str, Dataset],
+    orders: Mapping[str, Order],
+    batch_sizes: Mapping[str, int],
+    options: Options,
+) -> tuple[dict[str, Source], int]:
+    """The datasets as they will be read, and the bytes that the process held before.
+
+    Outputs are made first: they may import torch, whose memory is not the loader's.
+    """
+    outputs, found = {name: make_output(options.output, options.device) for name in datasets}, {}
+    held_before = held_bytes()
+    for name, ds in datasets.items():
+        try:
+            found[name] = Source(ds, orders[name], batch_sizes[name], outputs[name], options)
+        except ConfigError as error:
+            if name == ALONE:
+                raise
+            raise type(error)(f"datasets[{name!r}]: {error}") from None
+    return found, held_before
+
+
+class Feed:
+    """Datasets by name; one that is loaded alone has the name ``ALONE``.
+
+    held_before:  the bytes that the process held before the loader was made
+    make_steps:   what a step of an epoch is
+    identity:     what a saved state is compared with
+    times:        where datasets alternate: when the batches of each come
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        *,
+        held_before: int,
+        make_steps: Callable[..., Steps],
+        identity: Mapping[str, Any],
+        times: Mapping[str, Interleaved] | None = None,
+        progress: bool = False,
+    ) -> None:
+        self.sources, self._held_before = sources, held_before
+        self._make_steps = make_steps if times is None else partial(make_steps, times=times)
+        self._identity, self._times = identity, times
+        self.plan = self._make_plan()
+        """What will be used, decided before anything is read."""
+        self._tuner = Tuner(self.plan.threads, self.plan.threads + self.plan.spare_threads)
+        self.lengths = {name: len(source.order) for name, source in sources.items()}
+        self.position = Position(0, dict.fromkeys(sources, 0))
+        self._shows = flag("progress", progress) and next(iter(sources.values())).deal.rank == 0
+        self._turn = ReentrantLock()
+        self._steps: weakref.ref[Steps] = lambda: None  # type: ignore[assignment]
+        self._team: Team | None = None
+        self._process = os.getpid()
+        self._warned_of_kept = False
+        self._account = _Account(0, self.plan, Meter(held_before, self.plan.threads), sources, {})
+
+    def _make_plan(self) -> Plan | JointPlan:
+        requests = {name: source.request for name, source in self.sources.items()}
+        if ALONE in requests:
+            plan = self.sources[ALONE].plan = make_plan(requests[ALONE])
+            return plan
+        first = next(iter(requests.values()))
+        same: dict[str, Any] = {
+            "threads": max(request.threads for request in requests.values()),
+            "most_threads": max(request.most_threads for request in requests.values()),
+            "limit_bytes": first.limit_bytes,
+            "limit_note": first.limit_note,
+        }
+        joint = make_joint_plan({name: replace(request, **same) for name, request in requests.items()})
+        for name, source in self.sources.items():
+            source.plan = joint.plans[name]
+        return joint
+
+    # Epochs.
+
+    def iterate(self) -> EpochIterator:
+        """The next epoch, or the rest of one from a loaded position; it begins with the first ``next``."""
+        return EpochIterator(self.begin_next, self._turn)
+
+    def begin_next(self) -> Steps:
+        """Begin the next epoch, or the rest of one; ends an iteration still under way."""
+        self._end_steps("a newer iteration of this loader began; a loader feeds one loop at a time")
+        if self._team is not None:
+            self._team.wait(SLOTS_BACK_WITHIN_S)
+        at = self.position.next_epoch() if self.position.begun else self.position
+        position = Position(at.epoch, at.samples, begun=True)
+        self._team = team = Team(self._tuner.threads)
+        steps = self.begin(position, team)
+        self._steps = weakref.ref(steps)
+        team.start()
+        self.position = position
+        return steps
+
+    def begin(self, position: Position, team: Team) -> Steps:
+        """Prepare an epoch from a position on, for a team that is started afterwards."""
+        self._forget_parent()
+        self._tuner.begin()
+        meter = Meter(self._held_before, self._tuner.threads)
+        streams = {}
+        for name, source in self.sources.items():
+            wanted_at = self._wanted_at(name, position)
+            readers = source.begin(position.epoch, position.samples[name], team, wanted_at)
+            streams[name] = Stream(name, source, readers, meter, self._warn_of_kept)
+        read = {name: (stream.readers.counts, stream.readers.slots) for name, stream in streams.items()}
+        self._account = account = _Account(position.epoch, self.plan, meter, self.sources, read)
+        steps = self._make_steps(streams, position, Watchers(meter, self._tuner, team))
+        if self._shows and position.begun:
+            unit = "batches" if ALONE in streams else "steps"
+            steps.show(
+                Bar(f"epoch {position.epoch}", steps.left, unit, lambda: account.stats().in_short), account.stats
+            )
+        return steps
+
+    def _wanted_at(self, name: str, position: Position) -> Callable[[int], float]:
+        if self._times is None:
+            return float
+        return partial(_time_of_step, self._times[name], position.epoch, position.samples[name])
+
+    def _end_steps(self, why: str) -> None:
+        self._forget_parent()
+        steps = self._steps()
+        if steps is not None:
+            steps.end(why)
+
+    def _forget_parent(self) -> None:
+        """In a forked child: the parent's threads do not exist here."""
+        if self._process != os.getpid():
+            self._process, self._team = os.getpid(), None
+            self._steps = lambda: None  # type: ignore[assignment]
+            for source in self.sources.values():
+                source.forget_parent()
+
+    def close(self) -> None:
+        """End the iteration under way, its threads and files, and free the memory that is not lent."""
+        self._end_steps("the loader was closed")
+        for source in self.sources.values():
+            source.close()
+
+    # Positions.
+
+    def save(self) -> dict[str, Any]:
+        """The position after the latest step, as JSON."""
+        at = self.position
+        if all(at.samples[name] >= length for name, length in self.lengths.items()):
+            at = at.next_epoch()
+        return states.save(at, self._identity)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved position with the next iteration."""
+        position = states.load(state, self._identity, self.lengths)
+        self._end_steps("load_state_dict moved the loader while this iteration was under way; begin a new one")
+        with self._turn:  # another thread may be taking its last batch
+            self.position = position
+
+    # Reports.
+
+    def stats(self) -> Stats:
+        """Rate, waits, memory and bottleneck of the current or latest epoch."""
+        return self._account.stats()
+
+    def _warn_of_kept(self) -> None:
+        """Warn once when batches that the caller keeps go beyond the budget."""
+        added_bytes = sum(source.added_bytes for source in self.sources.values())
+        if self._warned_of_kept or self.plan.planned_bytes + added_bytes <= self.plan.limit_bytes:
+            return
+        self._warned_of_kept = True
+        warnings.warn(
+            f"batches of {format_size(added_bytes)} are being kept beyond those planned for. Their memory is yours, "
+            f"and goes beyond memory={format_size(self.plan.limit_bytes)}; keep copies of what you need, or fewer",
+            KeptBatches,
+            stacklevel=_levels_inside(),
+        )
+
+
+def _time_of_step(times: Interleaved, epoch: int, start: int, step: int) -> float:
+    return times.time(epoch, start + step * times.step_samples)
+
+
+def _levels_inside() -> int:
+    """The ``stacklevel`` of the first caller outside of penstock, for a warning of the function that calls this one."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("penstock."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+@dataclass(frozen=True)
+class _Account:
+    """What is known of one epoch, kept when its iteration has ended."""
+
+    epoch: int
+    plan: Plan | JointPlan
+    meter: Meter
+    sources: Mapping[str, Source]
+    read: Mapping[str, tuple[ReadCounts, Slots]]
+
+    def stats(self) -> Stats:
+        meter, tally = self.meter, Counters()
+        if meter.batches:
+            meter.look()
+        counts = [each for each, _ in self.read.values()]
+        for each in counts:
+            tally.add(each.tally)
+        sources = self.sources.values()
+        return Stats(
+            epoch=self.epoch,
+            seconds=meter.latest - meter.began,
+            readers_busy=sum(each.reading for each in counts),
+            readers_waited=max((each.waiting_for_slots for each in counts), default=0.0),
+            threads_wanted=max(source.request.threads for source in sources),
+            short_of_slots=self.plan.short_of_slots,
+            planned_bytes=self.plan.planned_bytes,
+            budget_bytes=self.plan.limit_bytes,
+            kept_batches=sum(slots.added_peak for _, slots in self.read.values()),
+            not_finite=dict(meter.not_finite),
+            left_out=tuple(meter.left_out),
+            files_left_out=[why for source in sources for why in source.files_left_out],
+            codecs=", ".join(dict.fromkeys(source.codecs for source in sources if source.codecs)),
+            unchecked=[prefix(name) + field for name, source in self.sources.items() for field in source.unchecked],
+            unverified=sum(each.delivered * len(self.sources[name].unchecked) for name, (each, _) in self.read.items()),
+            **{name: getattr(meter, name) for name in Meter.COUNTERS},
+            **vars(tally),
+        )

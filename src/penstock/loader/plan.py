@@ -1,0 +1,388 @@
+"""How a budget is spent on one or several datasets, decided before anything is read. Arithmetic only.
+
+The unit a thread works on is a *read*: part of a batch where batches are large (so that all threads help with the next
+one), several batches where they are small (so that handing over costs little).
+
+Memory goes to, in this order: the smallest set-up that works at all (one batch in the caller's hands, one being
+filled, one thread), then as many threads as requested, then slots, until more would not help. The budget is a limit,
+not a goal. Several datasets that the same threads read share one budget; each has its own slots.
+
+Every reservation has a named holder. Nothing waits for memory while the loader runs, so nothing can deadlock on it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.base.sizes import KiB, MiB
+from penstock.base.spec import Fields, row_bytes
+from penstock.base.user_functions import NO_LIMIT
+from penstock.errors import BudgetExceeded
+from penstock.loader import plan_text
+from penstock.loader.slots import slot_bytes
+
+# A read should last long enough to hide its fixed cost, some 100 microseconds with the hand-over: small batches are
+# read several at a time, up to 8 MiB (about 2 milliseconds).
+JOIN_BELOW_BYTES = 8 * MiB
+# A batch is split so that every thread has a part of it, but not into parts below 16 MiB where there are enough: with
+# many threads, contention for the interpreter's lock limits them (measured on 16 cores).
+SPLIT_ABOVE_BYTES = 16 * MiB
+
+# Threads share the reading of blocks larger than this, so that a window is ready sooner.
+SHARE_ABOVE_BYTES = 8 * MiB
+
+# Memory for threads that are started only if files turn out to be slow is at most this share of everything else, so
+# that a plan stays close to what is used.
+SPARE_SHARE = 1 / 16
+
+# Measured: library code first touched (h5py, codecs), queues, allocator slack.
+BASE_BYTES = 5 * MiB
+# Measured: a thread's stack and its arena in the allocator.
+THREAD_BYTES = 256 * KiB
+
+# Measured: the Python objects that describe one batch while it has a slot, in the schedule and in queues.
+BATCH_RECORD_BYTES = 512
+# Row numbers are int64. A batch has one per row; a read has rows, places in the batch and places in the slots, and the
+# schedule works out the next while threads still read.
+BATCH_ROW_BYTES = 8
+READ_ROW_BYTES = 48
+# Measured at the peak, while the rows of a window are sorted by block: up to 64, 8 in the sort itself, and a margin.
+WINDOW_ROW_BYTES = 80
+
+MOST_BATCHES_PER_READ = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to load from one dataset, and with what."""
+
+    fields: Fields
+    """The fields as they lie in a slot."""
+    batch_rows: int
+    steps: int
+    threads: int
+    """How many threads to start with."""
+    limit_bytes: int
+    scratch_bytes: Callable[[int], int]
+    """What one read of so many rows borrows."""
+    most_rows: int = NO_LIMIT
+    """The most rows of a read: as many as a function of the caller's handles in some tens of milliseconds."""
+    index_bytes: int = 0
+    shared_index: Mapping[int, int] = field(default_factory=dict)
+    """Further index bytes that may be shared with other datasets, by the id of what is shared."""
+    block_rows: int = 0
+    """Rows of the largest block that is read whole; 0 where each row can be read by itself."""
+    window_rows: int = 0
+    """Rows that are mixed together, and so must be in slots together."""
+    spare_slots: int = 0
+    """Slots that stay busy longer than usual (a device copy in flight)."""
+    limit_note: str = ""
+    shuffle_quality: float | None = None
+    """1.0 is a uniform shuffle; None without shuffling."""
+    amplification: float = 1.0
+    """Bytes that a reader of single rows would decode per byte delivered."""
+    advice: Sequence[str] = ()
+    remedy: str = ""
+    """What would let each row be read by itself, where it cannot be."""
+    most_threads: int = 0
+    """How many threads may be tried if files turn out to be slow; 0 tries none beyond ``threads``."""
+    far: bool = False
+    """Whether reads go over the network: they are then small enough to give every thread a share."""
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class _Reservations:
+    """What plans of one and of several datasets have in common."""
+
+    limit_bytes: int
+    holders: Mapping[str, int]
+    """Bytes by holder; where there are several datasets, the batches of each, then what all share."""
+    threads: int
+    spare_threads: int = 0
+    """Threads that memory is reserved for, and that start only if files turn out to be slow."""
+    smallest_bytes: int
+    """The smallest budget that would work."""
+    limit_note: str = ""
+
+    @property
+    def planned_bytes(self) -> int:
+        return sum(self.holders.values())
+
+    def __str__(self) -> str:
+        return plan_text.as_text(*plan_text.describe(self))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return plan_text.as_html(*plan_text.describe(self))
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Plan(_Reservations):
+    """What a loader of one dataset will use. ``print(loader.plan)`` shows it as a table."""
+
+    batch_rows: int
+    batch_bytes: int
+    slots: int
+    slots_wanted: int
+    """How many slots would be used if memory allowed."""
+    rows_per_read: int
+    window_rows: int
+    """Rows that are mixed together where rows come in blocks; 0 where each can be read by itself."""
+    window_batches: int
+    """Batches that a window may reach into."""
+    shuffle_quality: float | None = None
+    """1.0 is a uniform shuffle; None without shuffling."""
+    amplification: float = 1.0
+    """Bytes that a reader of single rows would decode per byte delivered."""
+    advice: Sequence[str] = ()
+    """Remarks on how the data are stored and mixed, in sentences."""
+
+    @property
+    def shares(self) -> int:
+        """Threads that read a block together."""
+        large = self.window_rows and self.rows_per_read * self.batch_bytes > SHARE_ABOVE_BYTES * self.batch_rows
+        return self.threads if large else 1
+
+    @property
+    def batches_filled_together(self) -> int:
+        """Slots without which no read could begin."""
+        return self.window_batches or self.batches_per_read
+
+    @property
+    def batches_per_read(self) -> int:
+        """Whole batches in one read; 1 where a batch is one read or several."""
+        return max(1, self.rows_per_read // self.batch_rows)
+
+    @property
+    def short_of_slots(self) -> bool:
+        """Whether a larger budget would let reading run further ahead."""
+        return self.slots < self.slots_wanted
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class JointPlan(_Reservations):
+    """What a loader of several datasets will use. ``print(loader.plan)`` shows it as a table."""
+
+    plans: Mapping[str, Plan]
+    """The plan of each dataset, by name; its holders are its own batches alone."""
+
+    @property
+    def short_of_slots(self) -> bool:
+        """Whether a larger budget would let reading run further ahead."""
+        return any(plan.short_of_slots for plan in self.plans.values())
+
+    @property
+    def advice(self) -> list[str]:
+        """Remarks on how the data are stored and mixed, in sentences."""
+        return [f"{name}: {remark}" for name, plan in self.plans.items() for remark in plan.advice]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The share of a budget that one request gets."""
+
+    request: Request
+    rows_per_read: int
+    slots: int
+
+    @property
+    def batch_bytes(self) -> int:
+        return slot_bytes(self.request.fields, self.request.batch_rows)
+
+    @property
+    def record_bytes(self) -> int:
+        """What the schedule keeps of one batch."""
+        return BATCH_RECORD_BYTES + BATCH_ROW_BYTES * self.request.batch_rows
+
+    @property
+    def thread_bytes(self) -> int:
+        return self.request.scratch_bytes(self.rows_per_read) + READ_ROW_BYTES * self.rows_per_read + THREAD_BYTES
+
+    def slots_wanted(self, threads: int) -> int:
+        """How many slots would be used if memory allowed, with so many threads at work on this request.
+
+        One more than the epoch has batches: its last one may still be kept when the next epoch begins.
+        """
+        wanted = min(_slots_wanted(self.request, threads, self.rows_per_read), self.request.steps + 1)
+        return max(_least_slots(self.request, self.rows_per_read), wanted)
+
+
+def make_plan(request: Request) -> Plan:
+    """Plan for one dataset; raises ``BudgetExceeded`` if nothing fits."""
+    joint = make_joint_plan({plan_text.ALONE: request})
+    return replace(joint.plans[plan_text.ALONE], holders=joint.holders, spare_threads=joint.spare_threads)
+
+
+def make_joint_plan(requests: Mapping[str, Request]) -> JointPlan:
+    """Plan for several datasets; raises ``BudgetExceeded`` if nothing fits. Limit and threads are the same in all."""
+    first = next(iter(requests.values()))
+    smallest = _by_name({name: least(request) for name, request in requests.items()}, threads=1)
+    smallest_bytes = sum(smallest.values())
+    if smallest_bytes > first.limit_bytes:
+        raise BudgetExceeded(plan_text.refusal(requests, smallest, first.limit_bytes))
+    threads, found = spend(list(requests.values()))
+    spent = dict(zip(requests, found, strict=True))
+    held = _by_name(spent, threads)
+    spare = _spare_threads(found, threads, sum(held.values()))
+    if spare:
+        held[plan_text.SPARE] = spare * _thread_bytes(found)
+    working = _at_work(threads, len(spent))
+    common: dict[str, Any] = {
+        "limit_bytes": first.limit_bytes, "limit_note": first.limit_note, "smallest_bytes": smallest_bytes,
+        "threads": threads,
+    }  # fmt: skip
+    plans = {
+        name: Plan(
+            **common, holders={plan_text.BATCHES: one.slots * one.batch_bytes}, batch_rows=one.request.batch_rows,
+            batch_bytes=one.batch_bytes, slots=one.slots, slots_wanted=one.slots_wanted(working),
+            rows_per_read=one.rows_per_read, window_rows=one.request.window_rows,
+            window_batches=window_batches(one.request), shuffle_quality=one.request.shuffle_quality,
+            amplification=one.request.amplification, advice=one.request.advice,
+        )
+        for name, one in spent.items()
+    }  # fmt: skip
+    return JointPlan(**common, holders=held, plans=plans, spare_threads=spare)
+
+
+def _by_name(spent: Mapping[str, Spent], threads: int) -> dict[str, int]:
+    """Bytes by holder, where each dataset's batches are a holder."""
+    shared = holders(list(spent.values()), threads)
+    del shared[plan_text.BATCHES]
+    return {**{plan_text.batches_of(name): one.slots * one.batch_bytes for name, one in spent.items()}, **shared}
+
+
+def _spare_threads(spent: Sequence[Spent], threads: int, planned_bytes: int) -> int:
+    """Threads to keep memory for, where everything else has all it wants."""
+    request, each = spent[0].request, _at_work(threads, len(spent))
+    if threads < request.threads or any(one.slots < one.slots_wanted(each) for one in spent):
+        return 0
+    room = min(request.limit_bytes - planned_bytes, int(planned_bytes * SPARE_SHARE))
+    return max(0, min(request.most_threads - threads, room // _thread_bytes(spent)))
+
+
+def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
+    """Threads, and what each request gets of one budget; the smallest set-up must fit.
+
+    One wish after another, and the next only when this one has all it wants: more memory never means less of anything.
+    """
+    limit_bytes, wanted = requests[0].limit_bytes, requests[0].threads
+    spent = [least(request) for request in requests]
+
+    def fits(spent: list[Spent], threads: int) -> bool:
+        return sum(holders(spent, threads).values()) <= limit_bytes
+
+    threads = next(number for number in range(wanted, 0, -1) if number == 1 or fits(spent, number))
+    if threads < wanted:
+        return threads, spent
+    for number, request in enumerate(requests):
+        sizes = _read_sizes(request)
+        for rows in sizes:
+            one = Spent(request, rows, _least_slots(request, rows))
+            if rows == sizes[-1] or fits([*spent[:number], one, *spent[number + 1 :]], threads):
+                break
+        spent[number] = one
+        if one.rows_per_read < sizes[0]:
+            return threads, spent
+    free_bytes = limit_bytes - sum(holders(spent, threads).values())
+    more = _more_slots(spent, threads, free_bytes)
+    return threads, [replace(one, slots=one.slots + extra) for one, extra in zip(spent, more, strict=True)]
+
+
+def _more_slots(spent: Sequence[Spent], threads: int, free_bytes: int) -> list[int]:
+    """Slots beyond the least, one for each dataset in turn until one does not fit."""
+    wanted = [one.slots_wanted(_at_work(threads, len(spent))) - one.slots for one in spent]
+    costs = [one.batch_bytes + one.record_bytes for one in spent]
+    # Rounds in which every dataset still wants one and all fit, at once: there may be millions.
+    rounds = min(*wanted, free_bytes // sum(costs))
+    more = [rounds] * len(spent)
+    free_bytes -= rounds * sum(costs)
+    while more != wanted:
+        for number, cost in enumerate(costs):
+            if more[number] < wanted[number]:
+                free_bytes -= cost
+                if free_bytes < 0:
+                    return more
+                more[number] += 1
+    return more
+
+
+def _at_work(threads: int, requests: int) -> int:
+    """Threads at work on one of so many requests at a time."""
+    return -(-threads // requests)
+
+
+def least(request: Request) -> Spent:
+    """The smallest set-up that works at all."""
+    rows = _read_sizes(request)[-1]
+    return Spent(request, rows, _least_slots(request, rows))
+
+
+def holders(spent: Sequence[Spent], threads: int) -> dict[str, int]:
+    """Bytes by what they are for. A thread's scratch serves whatever it reads; what indices share counts once."""
+    shared = {which: size for one in spent for which, size in one.request.shared_index.items()}
+    return {
+        plan_text.BATCHES: sum(one.slots * one.batch_bytes for one in spent),
+        plan_text.READING: threads * _thread_bytes(spent),
+        plan_text.SCHEDULE: sum(
+            one.slots * one.record_bytes + WINDOW_ROW_BYTES * one.request.window_rows for one in spent
+        ),
+        plan_text.INDEX: sum(one.request.index_bytes for one in spent) + sum(shared.values()),
+        plan_text.BASE: BASE_BYTES,
+    }
+
+
+def _thread_bytes(spent: Sequence[Spent]) -> int:
+    return max(one.thread_bytes for one in spent)
+
+
+def _read_sizes(request: Request) -> list[int]:
+    """Rows per read, from the most that helps down to the least that works. Blocks are read whole or not at all."""
+    if request.window_rows:
+        return [request.block_rows]
+    sizes = [_whole_share(min(_rows_per_read(request), request.most_rows), request.batch_rows)]
+    while sizes[-1] > 1:
+        sizes.append(_whole_share(sizes[-1] // 2, request.batch_rows))
+    return sizes
+
+
+def window_batches(request: Request) -> int:
+    """Batches that a window may reach into: it can begin and end within one."""
+    if not request.window_rows:
+        return 0
+    return min(-(-request.window_rows // request.batch_rows) + 1, max(1, request.steps))
+
+
+def _slots_wanted(request: Request, threads: int, rows_per_read: int) -> int:
+    """Beyond these, more slots would only hold batches that nobody waits for."""
+    in_flight = window_batches(request) or -(-threads * rows_per_read // request.batch_rows)
+    return 2 * in_flight + 2 + request.spare_slots
+
+
+def _rows_per_read(request: Request) -> int:
+    """Rows worth a read of their own, as a share of a batch or a number of whole batches."""
+    row, batch = max(1, row_bytes(request.fields)), request.batch_rows
+    if request.far:
+        return _whole_share(-(-batch // request.threads), batch)
+    if row * batch < JOIN_BELOW_BYTES:
+        together = min(JOIN_BELOW_BYTES // (row * batch), MOST_BATCHES_PER_READ, request.steps // (2 * request.threads))
+        return batch * max(1, together)
+    return _whole_share(min(-(-batch // request.threads), max(1, SPLIT_ABOVE_BYTES // row)), batch)
+
+
+def _whole_share(rows: int, batch_rows: int) -> int:
+    """Rounded so that reads divide a batch evenly, or batches a read."""
+    if rows >= batch_rows:
+        return rows // batch_rows * batch_rows
+    return -(-batch_rows // -(-batch_rows // rows))
+
+
+def _least_slots(request: Request, rows_per_read: int) -> int:
+    """One batch in the caller's hands, which may be the last of an epoch that is over, and those filled together.
+
+    Of an epoch of one batch nothing is filled while the caller has it.
+    """
+    if request.steps <= 1:
+        return 1
+    together = window_batches(request) or max(1, rows_per_read // request.batch_rows)
+    return 1 + min(together, request.steps) + request.spare_slots

@@ -1,0 +1,300 @@
+"""One epoch of one dataset: takes reads from the schedule, fills slots, and posts the batches that are complete.
+
+Slots go to batches in order, so the batch that the caller waits for always has one. Results and errors travel to the
+caller with their step; an error is raised where its batch would have come.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from penstock.base import counters
+from penstock.base import stop as stopping
+from penstock.base.counters import Counters
+from penstock.base.sizes import MiB
+from penstock.dataset.store import StoreBase
+from penstock.errors import DataError, SourceError, WorkerDied
+from penstock.loader.nonfinite import Nan, not_finite
+from penstock.loader.plan import SHARE_ABOVE_BYTES, Plan
+from penstock.loader.schedule import Batch, BatchRows, DeferredFields, Epoch, Read, reads
+from penstock.loader.slots import Slots
+from penstock.loader.team import Team
+
+BAD_INPUT = (DataError, SourceError)
+"""Faults of a sample, as opposed to faults of the program."""
+
+# Fields that need not come with their blocks are read separately where a batch has this much of them.
+DEFER_FROM_BYTES = 1 * MiB
+
+
+@dataclass
+class ReadCounts:
+    """What reading an epoch took, summed over threads; times in seconds."""
+
+    reading: float = 0.0
+    computing: float = 0.0
+    """Of reading: on a core, rather than waiting."""
+    waiting_for_slots: float = 0.0
+    tally: Counters = field(default_factory=Counters)
+    """What was read and decoded."""
+    rows: float = 0.0
+    """Rows read; some of them may belong to batches that are not complete yet."""
+    delivered: int = 0
+    """Samples handed to the caller."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What to do about samples that cannot be read, and about values that are not finite."""
+
+    skip: bool = False
+    nan: Nan = "pass"
+    most: int | None = None
+    """Skip no more samples than this in an epoch."""
+
+
+class Readers:
+    """Reads one epoch of one dataset with a team's threads.
+
+    ``wanted_at`` says when a step's batch will be wanted, on a scale shared by all datasets of the team.
+    """
+
+    def __init__(
+        self,
+        store: StoreBase,
+        epoch: Epoch,
+        plan: Plan,
+        slots: Slots,
+        team: Team,
+        *,
+        wanted_at: Callable[[int], float] = float,
+        faults: Faults = Faults(),
+    ) -> None:
+        self.store, self.epoch, self.plan, self.slots = store, epoch, plan, slots
+        self._team, self._wanted_at, self.faults = team, wanted_at, faults
+        self._floats = [name for name, spec in store.fields.items() if faults.nan != "pass" and spec.dtype.kind in "fc"]
+        self.counts = ReadCounts()
+        self.scratch_bytes = store.scratch_bytes(plan.rows_per_read)
+        self.all_taken = False
+        self._counting = threading.Lock()
+        self._reads = reads(epoch, plan, slots.take, deferred_fields(store, plan))
+        self._next_read: Read | None = None
+        self._posted: SimpleQueue[list[Batch] | BaseException] = SimpleQueue()
+        self._complete: dict[int, Batch] = {}
+        self._stopped = False
+        self.have_ended = False
+        """Whether the threads have ended, so that nobody writes to the slots."""
+        slots.wake(team.wake_ups)
+        team.join(self)
+
+    # For the caller's thread.
+
+    def get(self, step: int) -> Batch:
+        """The batch of this step, as soon as it is complete. Its slot is then the caller's to lend or give back."""
+        while step not in self._complete:
+            self._receive(self._posted.get())
+        return self._complete.pop(step)
+
+    def get_if_ready(self, step: int, wait_s: float = 0) -> Batch | None:
+        """The same without waiting, or without waiting longer than that for a result."""
+        try:
+            while step not in self._complete:
+                self._receive(self._posted.get(timeout=wait_s) if wait_s else self._posted.get_nowait())
+        except Empty:
+            return None
+        return self._complete.pop(step)
+
+    def stop(self) -> None:
+        """End the threads, unless they still read for others. Safe to call twice."""
+        if not self._stopped:
+            self._stopped = True
+            self.fail(WorkerDied("reading was ended"))  # another thread may wait for a batch
+            self._team.leave()
+
+    def _receive(self, posted: list[Batch] | BaseException) -> None:
+        if isinstance(posted, BaseException):
+            self._posted.put(posted)
+            raise WorkerDied(
+                f"a reader thread ended: {type(posted).__name__}: {posted}. Batches delivered so far are right; "
+                f"load the loader's last state_dict to go on from there"
+            ) from posted
+        for batch in posted:
+            self._complete[batch.step] = batch
+
+    # For the team.
+
+    def can_go_on(self) -> bool:
+        """Whether there is a next read that has its slots."""
+        if self._next_read is None and not self.all_taken:
+            try:
+                self._next_read = next(self._reads)
+            except StopIteration:
+                self.all_taken = True
+        return self._next_read is not None
+
+    def wanted_at(self) -> float:
+        """When the next read is wanted."""
+        assert self._next_read is not None
+        return self._wanted_at(self._next_read.batches[0].step)
+
+    def take(self) -> Read:
+        """The next read, to be done."""
+        assert self._next_read is not None
+        read, self._next_read = self._next_read, None
+        return read
+
+    def do(self, read: Read) -> None:
+        """Read it, and post the batches that are complete now."""
+        began, began_computing = time.perf_counter(), time.thread_time()
+        for first, last in self._groups(read):
+            self._fill(read, first, last)
+        self._post(read, time.perf_counter() - began, time.thread_time() - began_computing)
+
+    def fail(self, error: BaseException) -> None:
+        """Let the caller's ``get`` raise: a thread has ended."""
+        self._posted.put(error)
+
+    def close_files(self) -> None:
+        """Close the files; the threads have ended."""
+        self.have_ended = True
+        self.store.close()
+
+    # Reading.
+
+    def _fill(self, read: Read, first: int, last: int) -> None:
+        """Fill these batches of a read; after an error, find out which batch or sample it belongs to."""
+        try:
+            self._read_batches(read, first, last)
+        except BaseException as error:
+            if stopping.asked():  # nobody will ask for these batches
+                return
+            if self.faults.skip and isinstance(error, BAD_INPUT):
+                for number in range(first, last):
+                    self._skip_bad(read.of_batch(number), read.fields, known_bad=last - first == 1)
+            elif last - first == 1:
+                read.batches[first].error = _as_exception(error)
+            else:
+                for number in range(first, last):
+                    self._fill(read, number, number + 1)
+
+    def _groups(self, read: Read) -> Iterator[tuple[int, int]]:
+        """Batches that one call can fill: in the same arrays and, unless scattered, one after another."""
+        first, before, end = 0, None, 0
+        for number, batch in enumerate(read.batches):
+            arrays, begin = self.slots.memory(batch.slot)
+            if before is not None and not (before is arrays and (read.scattered or end == begin)):
+                yield first, number
+                first = number
+            before, end = arrays, begin + read.bounds[number + 1] - read.bounds[number]
+        yield first, len(read.batches)
+
+    def _read_batches(self, read: Read, first: int, last: int) -> None:
+        bounds = read.bounds[first : last + 1]
+        rows, places = read.rows[bounds[0] : bounds[-1]], read.places[bounds[0] : bounds[-1]]
+        arrays, begin = self.slots.memory(read.batches[first].slot)
+        begins: np.ndarray | int = begin
+        if last - first > 1:
+            each = [self.slots.memory(batch.slot)[1] for batch in read.batches[first:last]]
+            begins = np.repeat(np.array(each), np.diff(bounds))
+        if read.fields is not None:
+            arrays = {name: arrays[name] for name in read.fields}
+        self.store.read(rows, np.add(places, begins, dtype=np.int64), arrays, read.share)
+
+    def _skip_bad(self, part: BatchRows, fields: tuple[str, ...] | None, *, known_bad: bool = False) -> None:
+        """Read the samples that can be read, and leave out the others, which are found by halves."""
+        if stopping.asked():
+            return
+        if known_bad and len(part.rows) > 1:
+            middle = len(part.rows) // 2
+            for half in (slice(None, middle), slice(middle, None)):
+                self._skip_bad(BatchRows(part.batch, part.rows[half], part.places[half]), fields)
+            return
+        try:
+            bounds = (0, len(part.rows))
+            again = Read(batches=[part.batch], rows=part.rows, places=part.places, bounds=bounds, fields=fields)
+            self._read_batches(again, 0, 1)
+        except BAD_INPUT as error:
+            if len(part.rows) == 1:
+                part.batch.left_out.append((int(part.places[0]), error))
+            else:
+                self._skip_bad(part, fields, known_bad=True)
+        except BaseException as error:
+            part.batch.error = _as_exception(error)
+
+    # Complete batches.
+
+    def _post(self, read: Read, seconds: float, computing: float) -> None:
+        tally = counters.collect()
+        with self._counting:
+            self.counts.reading += seconds
+            self.counts.computing += computing
+            if not read.again:
+                self.counts.rows += len(read.rows) / read.share[1]
+            self.counts.tally.add(tally)
+            complete = []
+            for batch in read.batches:
+                batch.reads_left -= 1
+                if batch.reads_left == 0:
+                    complete.append(batch)
+        if complete and self._floats:
+            began = time.perf_counter()
+            for batch in complete:
+                if batch.error is None:
+                    self._find_not_finite(batch)
+            with self._counting:
+                self.counts.reading += time.perf_counter() - began
+        if complete:
+            self._posted.put(complete)
+
+    def _find_not_finite(self, batch: Batch) -> None:
+        """Count the NaN and infinite values of a complete batch, or treat their samples as unreadable."""
+        arrays, first = self.slots.memory(batch.slot)
+        left_out = {place for place, _ in batch.left_out}
+        for name in self._floats:
+            found = not_finite(arrays[name][first : first + len(batch.rows)])
+            found = {place: count for place, count in found.items() if place not in left_out}
+            if not found:
+                continue
+            if self.faults.nan == "count":
+                batch.not_finite = {**(batch.not_finite or {}), name: sum(found.values())}
+                continue
+            errors = [(place, self._is_not_finite(int(batch.rows[place]), name, found[place])) for place in found]
+            if not self.faults.skip:
+                batch.error = errors[0][1]
+                return
+            batch.left_out += errors
+            left_out |= found.keys()
+
+    def _is_not_finite(self, row: int, name: str, count: int) -> DataError:
+        values = "a value that is" if count == 1 else f"{count:,} values that are"
+        return DataError(
+            f'{self.store.origin(row)}: field {name!r} of row {row} has {values} NaN or infinite, and nan="raise". '
+            f'nan="count" delivers and counts them; on_error="skip" leaves such samples out'
+        )
+
+
+def deferred_fields(store: StoreBase, plan: Plan) -> DeferredFields | None:
+    """The fields that need not be read with their block, where they are large enough to be worth extra reads."""
+    if not plan.window_rows:
+        return None
+    free = [name for name in store.fields if name in store.free_fields]
+    blocked = [name for name in store.fields if name not in free]
+    batch_bytes = plan.batch_rows * sum(store.fields[name].row_bytes for name in free)
+    if not blocked or batch_bytes < DEFER_FROM_BYTES:
+        return None
+    shared = -(-plan.batch_rows // plan.threads) if batch_bytes > SHARE_ABOVE_BYTES else plan.batch_rows
+    rows = min(shared, plan.rows_per_read, store.rows_at_once)  # scratch was planned for so many rows per read
+    return DeferredFields(tuple(blocked), tuple(free), rows)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What the caller gets: an exception raised in a thread must not end the caller's program as an exit would."""
+    if isinstance(error, Exception):
+        return error
+    died = WorkerDied(f"{type(error).__name__} was raised in a reader thread: {error}")
+    died.__cause__ = error
+    return died

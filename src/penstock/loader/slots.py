@@ -1,0 +1,206 @@
+"""Memory for batches: allocated once, lent with a batch, returned when the last array over it dies.
+
+A slot holds one batch. The planned slots lie in one block, field by field, so that a read may fill several of them at
+once. A loan is an object that the lent arrays (and tensors made of them, and views of those) keep alive; when the last
+of them dies, the slot is free again.
+
+A caller who keeps batches keeps their memory: ``ensure`` then adds slots beyond the plan, so that the loader can go on,
+and returns them to the system when they come back unneeded. Never a hang, never an overwritten batch.
+
+A loan may end at any moment, in any thread, inside any lock, and an exception raised there is dropped: a Ctrl-C that
+landed in a finalizer would be lost. So no Python runs when a loan ends: weak references call ``SimpleQueue.put``, which
+is C and reentrant, and the next call that needs a slot does the rest.
+"""
+
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from penstock.base import stop
+from penstock.base.scratch import aligned, buffer
+from penstock.base.spec import Fields
+
+Pin = Callable[[np.ndarray], Callable[[], None]]
+"""Locks a block of memory for device copies; returns a function that unlocks it."""
+
+
+def slot_bytes(fields: Fields, rows: int) -> int:
+    """The memory of one batch of so many rows."""
+    return sum(aligned(rows * spec.row_bytes) for spec in fields.values())
+
+
+class Slots:
+    """``planned`` buffers of ``rows`` rows, and more while the caller keeps batches.
+
+    Planned slots have the numbers from 0; those added later, each with memory of its own, have higher ones.
+    """
+
+    def __init__(self, fields: Fields, rows: int, planned: int, pin: Pin | None = None) -> None:
+        self.fields, self.rows, self.planned = fields, rows, planned
+        self.added_peak = 0
+        """The most slots that were in use beyond the plan at once."""
+        self._block: _Block | None = _Block(fields, rows, planned, 0)
+        self._added: dict[int, _Block] = {}
+        self._unpin: Callable[[], object] = lambda: None
+        if pin is not None:
+            # Only planned slots live long enough to be worth pinning. They must be unpinned whenever the memory is
+            # freed: a device would take whatever comes to lie at the same address for the same memory.
+            self._unpin = unpin = weakref.finalize(self._block, stop.call_in_finalizer, pin(self._block.memory))
+            unpin.atexit = False
+        self._free: SimpleQueue[int] = SimpleQueue()
+        self._returned: SimpleQueue[int] = SimpleQueue()
+        self._wake_ups: SimpleQueue[None] = SimpleQueue()
+        self._wake_up = partial(self._wake_ups.put, None)
+        self._lent: dict[int, tuple[weakref.ref[_Loan], ...]] = {}
+        self._next_number = planned
+        for number in range(planned):
+            self._free.put(number)
+
+    @property
+    def lent(self) -> int:
+        """Slots in the caller's hands."""
+        self._take_back()
+        return len(self._lent)
+
+    @property
+    def count(self) -> int:
+        """Slots that have memory."""
+        self._take_back()
+        return (0 if self._block is None else self.planned) + len(self._added)
+
+    def wake(self, wake_ups: "SimpleQueue[None]") -> None:
+        """From now on, put an item into this queue whenever a slot becomes free; several datasets may share one."""
+        self._wake_ups, self._wake_up = wake_ups, partial(wake_ups.put, None)
+        for number, (loan, *_) in list(self._lent.items()):
+            self._watch(number, loan())
+
+    def take(self) -> int | None:
+        """A free slot, if there is one."""
+        self._take_back()
+        if self._free.empty():
+            return None
+        try:
+            return self._free.get_nowait()
+        except Empty:
+            return None
+
+    def ensure(self, available: int) -> bool:
+        """Add slots until so many are not in the caller's hands; whether any were added."""
+        self._take_back()
+        missing = available - (self.planned + len(self._added) - len(self._lent))
+        for _ in range(missing):
+            self._added[self._next_number] = _Block(self.fields, self.rows, 1, self._next_number)
+            self._set_free(self._next_number)
+            self._next_number += 1
+        self.added_peak = max(self.added_peak, len(self._added))
+        return missing > 0
+
+    def memory(self, number: int) -> tuple[dict[str, np.ndarray], int]:
+        """The arrays that hold a slot, and the row of them at which it begins."""
+        block = self._block_of(number)
+        return block.arrays, (number - block.first_slot) * self.rows
+
+    def lend(self, number: int, rows: int) -> dict[str, np.ndarray]:
+        """The first rows of a slot, as arrays whose death returns it."""
+        block, loan = self._block_of(number), _Loan()
+        self._watch(number, loan)
+        place = number - block.first_slot
+        lent = {
+            name: np.asarray(_Lent(block, {**interface, "data": (address + place * step, False)}, loan))
+            for name, (interface, address, step) in block.interfaces.items()
+        }
+        if rows != self.rows:
+            lent = {name: array[:rows] for name, array in lent.items()}
+        if not block.objects:
+            return lent
+        begin = place * self.rows
+        lists = {name: objects[begin : begin + rows].copy() for name, objects in block.objects.items()}
+        return {name: lists[name] if name in lists else lent[name] for name in self.fields}
+
+    def give_back(self, number: int) -> None:
+        """Return a slot: for the next read, or to the system if it was added and is not needed any more."""
+        self._lent.pop(number, None)
+        if number >= self.planned and len(self._added) > len(self._lent):
+            self._added.pop(number, None)
+        else:
+            self._set_free(number)
+
+    def reclaim(self) -> None:
+        """Free whatever is not lent, while nobody reads: an interrupt may have lost a slot between two owners."""
+        while self.take() is not None:
+            pass
+        for number in [*range(self.planned), *self._added]:
+            if number not in self._lent:
+                self.give_back(number)
+
+    def close(self) -> None:
+        """Free the memory that is not lent; lent memory goes with its last array."""
+        self._unpin()
+        self._block = None
+        self._added.clear()
+
+    def _block_of(self, number: int) -> "_Block":
+        block = self._block if number < self.planned else self._added[number]
+        if block is None:
+            raise KeyError(number)
+        return block
+
+    def _watch(self, number: int, loan: "_Loan | None") -> None:
+        """Let the end of a loan put its number into a queue, then wake a reader. References made last are called first.
+
+        Each is called with a weak reference, which ``put`` takes for its second argument and ignores.
+        """
+        if loan is not None:
+            wake_up = weakref.ref(loan, self._wake_up)
+            self._lent[number] = (weakref.ref(loan, partial(self._returned.put, number)), wake_up)
+
+    def _take_back(self) -> None:
+        while not self._returned.empty():  # checked first: several times per batch there is nothing
+            with suppress(Empty):  # another thread was quicker
+                self.give_back(self._returned.get_nowait())
+
+    def _set_free(self, number: int) -> None:
+        self._free.put(number)
+        self._wake_ups.put(None)
+
+
+class _Block:
+    """One block of memory for several slots, field by field."""
+
+    def __init__(self, fields: Fields, rows: int, slots: int, first_slot: int) -> None:
+        self.first_slot = first_slot
+        self.objects = {name: spec.empty(slots * rows) for name, spec in fields.items() if spec.is_list}
+        """Python objects, which no block of bytes may hold."""
+        sizes = {name: slots * rows * spec.row_bytes for name, spec in fields.items() if not spec.is_list}
+        self.memory = buffer(sum(aligned(size) for size in sizes.values()))
+        self.arrays: dict[str, np.ndarray] = {}
+        self.interfaces: dict[str, tuple[dict[str, Any], int, int]] = {}
+        """By field: numpy's description of the first slot's array, its address, and the bytes from slot to slot."""
+        begin = 0
+        for name, size in sizes.items():
+            values = self.memory[begin : begin + size].view(fields[name].dtype)
+            self.arrays[name] = array = values.reshape(slots * rows, *fields[name].shape)
+            interface = array[:rows].__array_interface__
+            self.interfaces[name] = interface, interface["data"][0], rows * fields[name].row_bytes
+            begin += aligned(size)
+        self.arrays |= self.objects
+
+
+class _Loan:
+    """Alive as long as any array of a lent batch."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Lent:
+    """The object that numpy regards as the owner of a lent array's memory."""
+
+    __slots__ = ("__array_interface__", "block", "loan")
+
+    def __init__(self, block: _Block, interface: dict[str, Any], loan: _Loan) -> None:
+        self.block, self.loan, self.__array_interface__ = block, loan, interface

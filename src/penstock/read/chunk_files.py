@@ -1,0 +1,280 @@
+"""Chunks that lie in many files: one file per chunk, or many chunks per file (a shard), with an index in each.
+
+Opening a dataset does not list its files, since there may be millions. A chunk was never written if its file does not
+exist when it is read, or if the index of its shard has no place for it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.base import fork
+from penstock.base.file_id import FileId
+from penstock.base.scratch import aligned, borrow
+from penstock.errors import Corrupt, PenstockError, Truncated
+from penstock.files.files import Files
+from penstock.files.handles import NOT_SEEN, Handle, identify, unseen
+from penstock.read import codecs
+from penstock.read.extents import NEVER_WRITTEN, Chunks
+
+TO_THE_END = -1
+"""The length of a chunk that is as long as its file."""
+
+# Places of an index that are checked at once.
+CHECKED_AT_ONCE = 2048
+
+_NOWHERE = 2**64 - 1  # offset and length of an absent chunk in a shard's index
+
+
+class ChunksInFile(NamedTuple):
+    """Those of the wanted chunks that lie in one file."""
+
+    file: FileId
+    lines: np.ndarray
+    """Their positions among the wanted chunks."""
+    offsets: np.ndarray
+    lengths: np.ndarray
+
+
+class Places(Protocol):
+    """Where the files of a grid are: in a folder or an archive."""
+
+    @property
+    def root(self) -> str:
+        """The folder; empty for an archive."""
+
+    def place(self, at: tuple[int, ...]) -> tuple[FileId, int, int]:
+        """File, offset and length (perhaps ``TO_THE_END``) of the chunk or shard at these coordinates."""
+
+
+@dataclass(frozen=True)
+class FolderNames:
+    """Files named by their coordinates: ``root/c/3/0/1``."""
+
+    root: str
+    before: str = ""
+    separator: str = "."
+
+    def place(self, at: tuple[int, ...]) -> tuple[FileId, int, int]:
+        return unseen(f"{self.root}/{self.before}{self.separator.join(map(str, at))}"), 0, TO_THE_END
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How the pieces of blocks of rows are numbered along the array's axes."""
+
+    counts: tuple[int, ...]
+    """Chunks along each axis, that of the rows included."""
+    row_axis: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(blocks, pieces)"""
+        return self.counts[self.row_axis], prod(self.within_row)
+
+    @cached_property
+    def within_row(self) -> tuple[int, ...]:
+        return (*self.counts[: self.row_axis], *self.counts[self.row_axis + 1 :])
+
+    def coordinates(self, block: int, pieces: np.ndarray) -> np.ndarray:
+        """(pieces, axes)"""
+        along = list(np.unravel_index(pieces, self.within_row)) if self.within_row else []
+        along.insert(self.row_axis, np.full(len(pieces), block))
+        return np.stack(along, axis=1)
+
+
+class FileTable:
+    """One file per chunk."""
+
+    stored_bytes = missing = end = index_bytes = 0
+    some_skipped = False
+    checked_by = ""
+    told = "a file each"
+
+    def __init__(self, grid: Grid, places: Places, longest: int) -> None:
+        self.grid, self.places, self.longest = grid, places, longest
+        self.shape = grid.shape
+        self.folder = places.root
+
+    def sizes(self, most: int) -> tuple[int, ...]:
+        """Sizes of up to ``most`` files at regular distances: evidence that two tables are of the same data."""
+        grid = self._files_grid
+        count = prod(grid)
+        some = (np.unravel_index(number, grid) for number in range(0, count, -(-count // most)))
+        places = (self.places.place(tuple(int(each) for each in at)) for at in some)
+        return tuple(_size(file.path) if length == TO_THE_END else length for file, _, length in places)
+
+    @property
+    def _files_grid(self) -> tuple[int, ...]:
+        return self.grid.counts
+
+    def find(self, block: int, pieces: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        raise NotImplementedError("chunks in files of their own are located, not found")
+
+    def sums(self, block: int, pieces: np.ndarray | slice) -> None:
+        return None
+
+    def locate(self, files: Files, block: int, pieces: np.ndarray) -> Iterator[ChunksInFile]:
+        """Where chunks lie, file by file."""
+        for line, at in enumerate(self.grid.coordinates(block, pieces).tolist()):
+            file, offset, length = self.places.place(tuple(at))
+            yield ChunksInFile(file, np.array([line]), np.array([offset]), np.array([length]))
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """How the index of a shard is stored: per chunk an offset and a length of eight bytes each."""
+
+    chunks: tuple[int, ...]
+    """Chunks of a shard along each axis."""
+    at_end: bool = True
+    order: str = "<"
+    checksum: bool = True
+
+    @property
+    def table_bytes(self) -> int:
+        return 16 * prod(self.chunks)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.table_bytes + (codecs.Checksum.BYTES if self.checksum else 0)
+
+
+class ShardTable(FileTable):
+    """Many chunks per file, each file with an index; the indices used last are kept in memory."""
+
+    @property
+    def told(self) -> str:  # type: ignore[override]
+        return f"{prod(self.index.chunks):,} to a shard"
+
+    def __init__(self, grid: Grid, places: Places, longest: int, index: ShardIndex, kept_bytes: int) -> None:
+        super().__init__(grid, places, longest)
+        self.index, self._kept_bytes = index, kept_bytes
+        self._kept: OrderedDict[tuple[int, ...], np.ndarray | None] = OrderedDict()
+        self._looking = fork.Lock()
+        self._most = max(1, kept_bytes // index.table_bytes)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.grid, self.places, self.longest, self.index, self._kept_bytes)
+
+    @property
+    def _files_grid(self) -> tuple[int, ...]:
+        return tuple(-(-count // inside) for count, inside in zip(self.grid.counts, self.index.chunks, strict=True))
+
+    @property
+    def index_bytes(self) -> int:  # type: ignore[override]
+        return min(prod(self._files_grid), self._most) * self.index.table_bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch for reading an index, and for a copy of it when more are used than can be kept."""
+        return aligned(self.index.stored_bytes) + aligned(self.index.table_bytes)
+
+    def locate(self, files: Files, block: int, pieces: np.ndarray) -> Iterator[ChunksInFile]:
+        shards, inside = np.divmod(self.grid.coordinates(block, pieces), self.index.chunks)
+        numbers = np.ravel_multi_index(tuple(inside.T), self.index.chunks)
+        of_each = np.ravel_multi_index(tuple(shards.T), self._files_grid)
+        for number in np.unique(of_each).tolist():
+            lines = np.flatnonzero(of_each == number)
+            shard = tuple(shards[lines[0]].tolist())
+            file, offset, _ = self.places.place(shard)
+            table = self._table(files, shard)
+            if table is None:
+                yield ChunksInFile(file, lines, np.full(len(lines), NEVER_WRITTEN), np.zeros(len(lines), np.int64))
+                continue
+            there = table[numbers[lines]].astype(np.int64)  # nowhere is -1 in both
+            written = there[:, 0] != NEVER_WRITTEN
+            yield ChunksInFile(
+                file,
+                lines,
+                np.where(written, there[:, 0] + offset, NEVER_WRITTEN),
+                np.where(written, there[:, 1], 0),
+            )
+
+    def _table(self, files: Files, shard: tuple[int, ...]) -> np.ndarray | None:
+        with self._looking:
+            if shard in self._kept:
+                self._kept.move_to_end(shard)
+                return self._kept[shard]
+        table = self._read(files, shard)
+        with self._looking:
+            self._kept[shard] = table
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return table
+
+    def _read(self, files: Files, shard: tuple[int, ...]) -> np.ndarray | None:
+        file, offset, length = self.places.place(shard)
+        if offset == NEVER_WRITTEN:
+            return None
+        with files.lend(file) as handle, borrow(self.index.stored_bytes) as stored:
+            if handle.size == NOT_SEEN:
+                return None
+            size = handle.size - offset if length == TO_THE_END else length
+            if size < len(stored):
+                raise Truncated(
+                    f"{file.path}: the shard {shard} has {size:,} bytes, too few for its index of {len(stored):,}. It "
+                    f"was cut short, perhaps by an unfinished copy: restore it"
+                )
+            return self._checked(handle, offset + (size - len(stored) if self.index.at_end else 0), size, stored, shard)
+
+    def _checked(self, handle: Handle, begin: int, size: int, stored: np.ndarray, shard: tuple[int, ...]) -> np.ndarray:
+        handle.read_into(begin, stored)
+        try:
+            payload = codecs.Crc32c().checked(stored) if self.index.checksum else stored
+        except Corrupt as error:
+            raise Corrupt(
+                f"{handle.file.path}: the index of shard {shard} is damaged ({error}); restore the file"
+            ) from None
+        table = payload.view(f"{self.index.order}u8").astype(np.uint64).reshape(-1, 2)
+        beyond = _first_beyond(table, size)
+        if beyond is not None:
+            first, length = beyond
+            raise Truncated(
+                f"{handle.file.path}: the index of shard {shard} has a chunk of {length:,} bytes at {first:,}, but the "
+                f"shard ends at {size:,}. It was cut short or is damaged: restore the file"
+            )
+        return table
+
+
+def _first_beyond(table: np.ndarray, size: int) -> tuple[int, int] | None:
+    """Offset and length of the first chunk that ends beyond the shard; searched in pieces to save memory."""
+    for begin in range(0, len(table), CHECKED_AT_ONCE):
+        some = table[begin : begin + CHECKED_AT_ONCE]
+        there = some[some[:, 0] != _NOWHERE]
+        beyond = (there[:, 0] > size) | (there[:, 1] > size) | (there.sum(axis=1, dtype=np.uint64) > size)
+        if beyond.any():
+            first, length = there[beyond][0].tolist()
+            return first, length
+    return None
+
+
+def _size(path: str) -> int:
+    try:
+        return identify(path).size
+    except PenstockError:
+        return NOT_SEEN
+
+
+def spread(array: Chunks) -> FileTable | None:
+    """The table of an array whose chunks lie in many files; else None."""
+    return array.table if isinstance(array.table, FileTable) else None
+
+
+def index_scratch_bytes(array: Chunks) -> int:
+    """Scratch for finding a chunk."""
+    return array.table.scratch_bytes if isinstance(array.table, ShardTable) else 0
+
+
+def locating_bytes(array: Chunks, pieces: int) -> int:
+    """Memory that numpy takes to find the files of ``pieces`` chunks and their places there."""
+    if not isinstance(array.table, FileTable):
+        return 0
+    axes = len(array.table.grid.counts)
+    numbers = 5 * axes + 12 if isinstance(array.table, ShardTable) else 2 * axes
+    return 8 * numbers * pieces

@@ -1,0 +1,95 @@
+"""Stored elements -> elements of the dtype and scale that the caller wants, into memory the caller owns.
+
+Long conversions go block by block, so that source and target stay in a core's cache between the passes over them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from penstock.base.scratch import aligned, borrow
+from penstock.base.spec import Cast
+from penstock.files.handles import Handle
+from penstock.read.extents import Array
+
+BLOCK_ELEMENTS = 512 * 1024
+
+# Values converted to these are scaled in the same pass.
+SINGLE_PASS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """``count`` elements, block by block."""
+    return (slice(begin, min(begin + BLOCK_ELEMENTS, count)) for begin in range(0, count, BLOCK_ELEMENTS))
+
+
+def block_bytes(count: int, width: int) -> int:
+    """Bytes of the largest block of ``count`` elements of ``width`` bytes."""
+    return width * min(count, BLOCK_ELEMENTS)
+
+
+def convert(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
+    """``target = source.astype(dtype) / divisor * scale + offset``, flat and contiguous.
+
+    Block by block if that takes several passes over the target.
+    """
+    if len(source) <= BLOCK_ELEMENTS or len(_steps(cast, target.dtype)) <= (target.dtype in SINGLE_PASS):
+        convert_piece(source, target, cast)
+        return
+    for block in blocks(len(source)):
+        convert_piece(source[block], target[block], cast)
+
+
+def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
+    """The same for one block, of any shape."""
+    if target.dtype == np.float16 and cast.changes_values:
+        # Half precision has 11 bits: scale in single precision and round once.
+        with borrow(4 * target.size) as scratch:
+            single = scratch.view(np.float32).reshape(target.shape)
+            convert_piece(source, single, replace(cast, dtype=single.dtype))
+            np.copyto(target, single, casting="same_kind")
+        return
+    steps = _steps(cast, target.dtype)
+    if target.dtype.kind == "f" and steps:  # the first step converts too, which saves a pass over the target
+        step, value = steps[0]
+        step(source, value, out=target, dtype=target.dtype, casting="unsafe")
+        steps = steps[1:]
+    else:
+        np.copyto(target, source, casting="unsafe")
+    for step, value in steps:
+        step(target, value, out=target)
+
+
+@lru_cache(maxsize=64)
+def _steps(cast: Cast, dtype: np.dtype) -> tuple[tuple[np.ufunc, Any], ...]:
+    """The operations on each value, with numbers of the target's type. Needed for every small row, so cached."""
+    wanted = ((np.divide, cast.divisor, 1), (np.multiply, cast.scale, 1), (np.add, cast.offset, 0))
+    return tuple((step, dtype.type(value)) for step, value, neutral in wanted if value != neutral)
+
+
+def convert_scratch_bytes(elements: int, cast: Cast) -> int:
+    """Scratch that ``convert`` borrows: none, except for half precision."""
+    return aligned(block_bytes(elements, 4)) if cast.dtype == np.float16 else 0
+
+
+def read_converted(handle: Handle, offset: int, stored: np.dtype, target: np.ndarray, cast: Cast) -> None:
+    """Read stored elements from ``offset`` on, converted into the flat ``target``."""
+    width = stored.itemsize
+    with borrow(block_bytes(len(target), width)) as scratch:
+        piece = scratch.view(stored)
+        for block in blocks(len(target)):
+            goal = target[block]
+            handle.read_into(offset + block.start * width, piece[: len(goal)])
+            convert_piece(piece[: len(goal)], goal, cast)
+
+
+def read_converted_scratch_bytes(array: Array, rows: int, cast: Cast | None) -> int:
+    """Scratch that ``read_converted`` of ``rows`` rows borrows."""
+    if cast is None:
+        return 0
+    elements = rows * prod(array.shape)
+    return aligned(block_bytes(elements, array.stored.itemsize)) + convert_scratch_bytes(elements, cast)

@@ -1,0 +1,396 @@
+"""One HTTP request at a time, over connections that are kept open and within a time limit.
+
+Python's own client moves the bytes, straight into the caller's memory. Clients with threads of their own (obstore's
+among them) do not survive a fork, which torch's workers are made by, and hold what they read in memory nobody counts.
+
+Rules:
+1. Every wait ends: the time left is looked at before each of them, however slowly a server sends.
+2. What may pass by itself is ``Transient``; everything else is an error of ``penstock.errors`` for good.
+3. A connection is used again only if the last answer was read to its end, and never across a fork.
+4. Redirects are followed as often as told, never from https to http, never from elsewhere into this machine's own
+   network (what counts is the address that is connected to), and headers of the caller's own (which may hold a token)
+   stay with the host they were meant for.
+5. What a server says is put into a message by way of ``redaction`` alone, and no error of Python's own, which may quote
+   it, is the cause of another.
+"""
+
+import base64
+import http.client
+import io
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from penstock.base import stop
+from penstock.base.urls import shown
+from penstock.errors import ConfigError, Unavailable
+from penstock.remote.headers import body_length
+from penstock.remote.private_addresses import is_inside, resolves_inside
+from penstock.remote.redirects import Redirects, is_at_home, led_inside, next_hop, split, target_of
+from penstock.remote.secrets import Secrets
+
+MOST_IDLE = 32
+BUFFER_BYTES = 16 * 1024
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+
+# Of a message that quotes where a redirect leads.
+MOST_WORDS = 400
+
+
+class Transient(Exception):
+    """A failure that may be over a moment later."""
+
+    def __init__(self, why: str, wait_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+        """Seconds that the server asked to wait."""
+
+
+class Clock:
+    """The time limit of one request, all its retries included."""
+
+    def __init__(self, deadline_s: float, stall_timeout_s: float) -> None:
+        self.deadline_s, self.stall_timeout_s = deadline_s, stall_timeout_s
+        self.began = time.monotonic()
+        self.end = self.began + deadline_s
+
+    @property
+    def left_s(self) -> float:
+        return self.end - time.monotonic()
+
+    def more(self) -> None:
+        """Start again: part of the wanted bytes has arrived."""
+        self.end = time.monotonic() + self.deadline_s
+
+    @property
+    def past_s(self) -> float:
+        return time.monotonic() - self.began
+
+    def check(self) -> None:
+        """Refuse to wait any more."""
+        if stop.asked():
+            raise Unavailable("was interrupted: the loader was closed")
+        if self.left_s <= 0:
+            raise Transient("no more time")
+
+
+class _Timed(io.RawIOBase):
+    """The bytes of one answer; each wait for them is cut short by the request's clock. Closing it closes no socket."""
+
+    def __init__(self, sock: socket.socket, clock: Clock) -> None:
+        self.sock, self.clock = sock, clock
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """The part of a socket that Python's client uses."""
+        return io.BufferedReader(self, BUFFER_BYTES)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, view: Any) -> int:
+        stalled = time.monotonic() + self.clock.stall_timeout_s
+        while True:
+            self.clock.check()
+            left = stalled - time.monotonic()
+            if left <= 0:
+                raise Transient(f"nothing came for {self.clock.stall_timeout_s:g} s")
+            self.sock.settimeout(max(0.001, min(left, self.clock.left_s, stop.CHECK_EVERY_S)))
+            try:
+                return self.sock.recv_into(view)
+            except TimeoutError:
+                continue
+
+
+Place = tuple[str, str, int | None]
+"""Scheme, host and port."""
+
+
+class _Connection:
+    """One connection to a host, which answers one request after another."""
+
+    def __init__(self, place: Place, client: http.client.HTTPConnection, via_proxy: Mapping[str, str] | None) -> None:
+        self.place, self._client, self._via_proxy = place, client, via_proxy
+        """``via_proxy``: the headers for the proxy, if there is one."""
+        self.used = False
+        self._peer = ""
+
+    def connect(self, clock: Clock, connect_timeout_s: float) -> None:
+        """Connect to the host, unless that was done before."""
+        if self._client.sock is None:
+            self._client.timeout = max(0.001, min(connect_timeout_s, clock.left_s))
+            self._client.connect()
+            self._peer = str(self._client.sock.getpeername()[0])  # type: ignore[attr-defined]
+
+    @property
+    def leads_inside(self) -> bool:
+        """Whether the address that was reached is one of this machine's own network; a proxy's word is not needed."""
+        return is_inside(self._peer) if self._via_proxy is None else resolves_inside(self.place[1])
+
+    @property
+    def told_to_proxy(self) -> Mapping[str, str]:
+        return self._via_proxy or {}
+
+    def request(self, target: str, headers: Mapping[str, str]) -> bytes:
+        """The request as it is sent."""
+        scheme, host, port = self.place
+        named = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
+        if self._via_proxy is not None and scheme == "http":
+            target, headers = f"{scheme}://{named}{target}", {**headers, **self._via_proxy}
+        lines = [f"GET {target} HTTP/1.1", f"Host: {named}", *(f"{name}: {value}" for name, value in headers.items())]
+        if any(set(line) & {"\r", "\n", "\0"} for line in lines):
+            raise http.client.InvalidURL("an address or header with a line break in it")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+    def ask(self, request: bytes, clock: Clock) -> tuple[http.client.HTTPResponse, _Timed]:
+        """Send a request, and read the head of the answer."""
+        sock: socket.socket = self._client.sock
+        sock.settimeout(max(0.001, min(clock.stall_timeout_s, clock.left_s)))
+        sock.sendall(request)
+        timed = _Timed(sock, clock)
+        answer = http.client.HTTPResponse(timed, method="GET")  # type: ignore[arg-type]
+        try:
+            answer.begin()
+        except BaseException:
+            answer.close()  # left to the garbage collector, it would be closed after what it reads from
+            raise
+        return answer, timed
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@dataclass
+class Answer:
+    """Status and headers; the body is read by ``readinto`` or ``read``, to its end or not."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By lower-case name."""
+    length: int | None
+    """Bytes of the body, if the server said so."""
+    secrets: Secrets
+    """Secrets that no message may contain."""
+    _response: http.client.HTTPResponse | None
+    _timed: _Timed
+    _connection: _Connection
+    _pool: "Connections"
+
+    def __post_init__(self) -> None:
+        self.left = self.length
+        self._ended = self.left == 0
+
+    @property
+    def place(self) -> Place:
+        """The server that answered."""
+        return self._connection.place
+
+    @property
+    def is_from_inside(self) -> bool:
+        """Whether that is in this machine's own network."""
+        return self._connection.leads_inside
+
+    def quoted(self, header: str) -> str:
+        """What the server said, without secrets."""
+        return self.secrets.hide(self.headers.get(header, ""))
+
+    def use(self, clock: Clock) -> None:
+        """Use another time limit from now on."""
+        self._timed.clock = clock
+
+    def readinto(self, view: memoryview) -> int:
+        """Some bytes of the body; 0 at its end, which is not always where the server said it would be."""
+        response = self._response
+        if self._ended or not len(view) or response is None:
+            return 0
+        try:
+            if self.left is None:
+                piece = response.read1(len(view))
+                view[: len(piece)] = piece
+                got = len(piece)
+                self._ended = not got
+            else:
+                got = response.fp.readinto1(view[: self.left])
+                self.left -= got
+                self._ended = self.left == 0
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Transient(f"the connection failed: {_words(error, self.secrets)}") from None
+        if got == 0 and not self._ended:
+            raise Transient(f"the connection was closed {self.left:,} bytes before the end")
+        return int(got)
+
+    def close(self) -> None:
+        """Done with it; the connection is kept where nothing of the answer is left in it."""
+        response, self._response = self._response, None
+        if response is None:
+            return
+        keep = self._ended and not response.will_close
+        response.close()
+        if keep:
+            self._pool.give_back(self._connection)
+        else:
+            self._connection.close()
+
+    def __enter__(self) -> "Answer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Connections:
+    """Connections that wait for their next request, by host."""
+
+    def __init__(self, connect_timeout_s: float, redirects: Redirects) -> None:
+        self.connect_timeout_s, self.redirects = connect_timeout_s, redirects
+        self._reset()
+
+    def _reset(self) -> None:
+        self._idle: dict[Place, list[_Connection]] = {}
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._tls: ssl.SSLContext | None = None
+
+    def get(self, url: str, headers: Mapping[str, str], private: Mapping[str, str], clock: Clock) -> Answer:
+        """The answer to a GET, redirects followed; ``private`` headers go to the host of ``url`` alone."""
+        home, home_is_inside = split(url), True
+        if home.username is not None:
+            private = {**private, "Authorization": _basic(home.username, home.password or "")}
+        secrets = Secrets()
+        secrets.add_headers(private)
+        for hop in range(self.redirects.most + 1):
+            secrets.add_url(url)
+            sent = {**headers, **private} if is_at_home(home, url) else headers
+            answer = self._ask(url, sent, clock, secrets, may_lead_inside=home_is_inside)
+            if answer.status not in REDIRECTS:
+                return answer
+            home_is_inside = answer.is_from_inside if hop == 0 else home_is_inside
+            answer.close()
+            url = self._next(home, url, answer, home_is_inside)
+        raise Unavailable(
+            f"is redirected more than {self.redirects.most} times, last to {secrets.hide(shown(url))}. The limit is "
+            f"remote=RemoteOptions(redirects=…)"
+        )
+
+    def _next(self, home: SplitResult, url: str, answer: Answer, home_is_inside: bool) -> str:
+        """Where a redirect leads; what it says in an error is the server's."""
+        try:
+            there = next_hop(url, answer.headers.get("location", ""))
+            self.redirects.check(home, there, home_is_inside=home_is_inside)
+        except Unavailable as error:
+            raise Unavailable(answer.secrets.hide(error, most=MOST_WORDS)) from None
+        return there
+
+    def _ask(
+        self, url: str, headers: Mapping[str, str], clock: Clock, secrets: Secrets, *, may_lead_inside: bool
+    ) -> Answer:
+        parts = split(url)
+        place, target = (parts.scheme, parts.hostname or "", parts.port), target_of(parts)
+        sent = {"Accept-Encoding": "identity", "Accept": "*/*", "User-Agent": "penstock", **headers}
+        while True:
+            clock.check()
+            connection = self._connection(place)
+            secrets.add_headers(connection.told_to_proxy)
+            used, connection.used = connection.used, True
+            try:
+                request = connection.request(target, sent)
+                connection.connect(clock, self.connect_timeout_s)
+                if not may_lead_inside and connection.leads_inside:
+                    raise led_inside(secrets.hide(shown(url)))
+                answer, timed = connection.ask(request, clock)
+                return self._answer(answer, timed, connection, secrets)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                connection.close()
+                if used and isinstance(error, http.client.HTTPException | ConnectionError):
+                    continue  # it was closed while nobody looked
+                raise _failure(error, secrets) from None
+            except BaseException:
+                connection.close()
+                raise
+
+    def _answer(
+        self, answer: http.client.HTTPResponse, timed: _Timed, connection: _Connection, secrets: Secrets
+    ) -> Answer:
+        found: dict[str, str] = {}
+        for name, value in answer.getheaders():  # one that comes twice must not hide what it said first
+            name = name.lower()
+            found[name] = f"{found[name]}, {value}" if name in found else value
+        try:
+            length = body_length(answer, found, secrets)
+        except Unavailable:
+            answer.close()
+            raise
+        return Answer(answer.status, found, length, secrets, answer, timed, connection, self)
+
+    def _connection(self, place: Place) -> _Connection:
+        with self._lock:
+            waiting = self._idle.get(place)
+            if waiting:
+                return waiting.pop()
+        scheme, host, port = place
+        proxy = None if proxy_bypass(host) else getproxies().get(scheme)
+        via = urlsplit(proxy) if proxy else None
+        to, at = (via.hostname or "", via.port) if via else (host, port)
+        told = {}
+        if via is not None and via.username is not None:
+            told["Proxy-Authorization"] = _basic(via.username, via.password or "")
+        via_proxy = told if via else None
+        if scheme == "http":
+            return _Connection(place, http.client.HTTPConnection(to, at), via_proxy)
+        self._tls = self._tls or ssl.create_default_context()
+        client = http.client.HTTPSConnection(to, at, context=self._tls)
+        if via:
+            client.set_tunnel(host, port, headers=told)
+        return _Connection(place, client, via_proxy)
+
+    def give_back(self, connection: _Connection) -> None:
+        """A connection that is ready for another request."""
+        with self._lock:
+            waiting = self._idle.setdefault(connection.place, [])
+            if len(waiting) < MOST_IDLE and self._pid == os.getpid():
+                waiting.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close idle connections."""
+        with self._lock:
+            every, self._idle = [each for waiting in self._idle.values() for each in waiting], {}
+        for connection in every:
+            connection.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def after_fork(self) -> None:
+        """Leave the parent's connections to the parent."""
+        inherited = self._idle
+        self._reset()
+        for waiting in inherited.values():
+            for connection in waiting:
+                connection.close()
+
+
+def _failure(error: Exception, secrets: Secrets) -> Exception:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Unavailable(f"its certificate is not trusted ({error.verify_message})")
+    if isinstance(error, http.client.InvalidURL | UnicodeError):
+        return ConfigError(f"is no address ({_words(error, secrets)})")
+    if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
+        return Unavailable(f"its host has no address ({error.strerror}); check the name")
+    return Transient(f"no answer: {_words(error, secrets)}")
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+
+
+def _words(error: BaseException, secrets: Secrets) -> str:
+    return secrets.hide(error) or type(error).__name__

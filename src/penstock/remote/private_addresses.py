@@ -1,0 +1,57 @@
+"""Which addresses are of this machine's own network: itself, its neighbours, and what only they can reach."""
+
+import ipaddress
+import socket
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_NAMES = (".localhost", ".local", ".internal")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def is_inside(host: str) -> bool:
+    """Whether a name or an address, however it is spelled, is of this machine's own network. Asks nobody."""
+    address = _address(host)
+    if address is not None:
+        return _is_near(address)
+    return f".{host.lower().rstrip('.')}".endswith(_NAMES)
+
+
+def resolves_inside(host: str) -> bool:
+    """The same, of all addresses that a name has; what has none here is elsewhere."""
+    if is_inside(host):
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(is_inside(str(each[4][0])) for each in found)
+
+
+def _address(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))  # 127.1, 2130706433 and 0x7f.1 are addresses too
+    except (OSError, ValueError):
+        return None
+
+
+def _is_near(address: Address) -> bool:
+    address = _in_ipv4(address)
+    if address.is_multicast or address.is_unspecified or address.is_link_local:
+        return True
+    if isinstance(address, ipaddress.IPv6Address) and address.is_site_local:
+        return True
+    return not address.is_global  # loopback, private, unique local, shared by a provider's customers, reserved
+
+
+def _in_ipv4(address: Address) -> Address:
+    """The address of IPv4 that one of IPv6 stands for, if it does."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64 or (int(address) >> 32 == 0 and int(address) > 1):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1] or address

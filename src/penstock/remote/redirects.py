@@ -1,0 +1,80 @@
+"""Addresses that are asked for: where a server may send on to, and who is told what there."""
+
+from dataclasses import dataclass
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
+
+from penstock.base.urls import shown
+from penstock.errors import ConfigError, Unavailable
+from penstock.remote.private_addresses import is_inside
+
+_IN_TARGETS = "/%:@!$&'()*+,;=~-._"
+
+
+@dataclass(frozen=True)
+class Redirects:
+    """How often a server may send us elsewhere, and to which hosts: None for any."""
+
+    most: int
+    hosts: tuple[str, ...] | None = None
+
+    def check(self, home: SplitResult, url: str, *, home_is_inside: bool | None = None) -> None:
+        """Refuse a host that the caller would not have named; its address is looked at when it is reached.
+
+        home_is_inside:  whether the one that redirects is in this machine's own network; by its name if not given
+        """
+        there, shown_as = split(url).hostname or "", shown(url)
+        if there == home.hostname:
+            return
+        if self.hosts is not None and there not in self.hosts:
+            raise Unavailable(
+                f"is redirected to another host, {shown_as}: allow it with "
+                f"remote=RemoteOptions(redirect_hosts=[{there!r}])"
+            )
+        if home_is_inside is None:
+            home_is_inside = is_inside(home.hostname or "")
+        if not home_is_inside and is_inside(there):
+            raise led_inside(shown_as)
+
+
+def led_inside(shown_as: str) -> Unavailable:
+    return Unavailable(f"is redirected to {shown_as}, inside this machine's own network, where it has no business")
+
+
+def is_at_home(home: SplitResult, url: str) -> bool:
+    """The same host and port; or that host's https, where it was asked by http."""
+    now = split(url)
+    same = (now.scheme, now.port) == (home.scheme, home.port)
+    return now.hostname == home.hostname and (same or (home.scheme, now.scheme) == ("http", "https"))
+
+
+def split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  a port that is no number is found out when it is asked for
+    except ValueError:  # whose text quotes the address, and with it what may be a password
+        raise ConfigError("is no address: expected http://host:port/path") from None
+    return parts
+
+
+def target_of(parts: SplitResult) -> str:
+    """What the server of an address is asked for."""
+    try:
+        path, query = quote(parts.path or "/", safe=_IN_TARGETS), quote(parts.query, safe=_IN_TARGETS + "?")
+    except UnicodeError:
+        raise ConfigError("is no address: expected text that can be written in UTF-8") from None
+    return f"{path}?{query}" if query else path
+
+
+def next_hop(url: str, location: str) -> str:
+    if not location:
+        raise Unavailable("is redirected, but the server does not say where to; of a bucket, check the region")
+    try:
+        found = urljoin(url, location)
+        old, new = split(url), split(found)
+    except (ValueError, ConfigError):
+        raise Unavailable(f"is redirected to {location!r}, which is no address of a web server") from None
+    if new.scheme not in ("http", "https") or not new.hostname:
+        raise Unavailable(f"is redirected to {shown(found)!r}, which is no address of a web server")
+    if (old.scheme, new.scheme) == ("https", "http"):
+        raise Unavailable(f"is redirected from https to {shown(found)}, where anybody could read or change it")
+    return found

@@ -1,0 +1,161 @@
+"""Buckets: ``s3://bucket/key`` -> an address that any web client can read, signed for an hour; and what a bucket holds.
+
+obstore knows where credentials come from (arguments, the environment, the machine's own role), how a bucket is
+addressed and how a request is signed. It is asked for nothing else: see ``transport`` for why.
+"""
+
+import fnmatch
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from penstock.errors import ConfigError, Unavailable
+from penstock.remote.secrets import Secrets
+
+VALID_S = 3600
+RENEW_S = 600
+"""An address that is valid for less than this is signed anew."""
+
+MOST_LISTED = 1_000_000
+
+
+class Signer:
+    """Signed addresses, kept until shortly before they expire."""
+
+    def __init__(self, settings: Mapping[str, Any], deadline_s: float) -> None:
+        self._settings, self._deadline_s = dict(settings), deadline_s
+        self._public = _is_yes(
+            settings.get("skip_signature", settings.get("aws_skip_signature", os.environ.get("AWS_SKIP_SIGNATURE", "")))
+        )
+        self._secrets = Secrets(_secrets(settings))
+        self._buckets: dict[tuple[str, bool], Any] = {}
+        self._signed: dict[str, tuple[str, float]] = {}
+        self._lock = threading.Lock()
+
+    def after_fork(self) -> None:
+        """What was signed stays valid; whoever held the lock is not here."""
+        self._lock = threading.Lock()
+
+    def signed(self, url: str, *, anew: bool = False) -> str:
+        """The address to read ``s3://bucket/key`` from."""
+        with self._lock:
+            known, until = self._signed.get(url, ("", 0.0))
+            if anew or until - time.monotonic() < RENEW_S:
+                known = self._sign(url)
+                self._signed[url] = known, time.monotonic() + VALID_S
+            return known
+
+    def listed(self, pattern: str) -> list[str]:
+        """The objects of a bucket that match ``s3://bucket/folder/*.tar``; a star stays within a folder."""
+        bucket, key = split(pattern)
+        folder = key[: min(key.find(mark) for mark in "*?[" if mark in key)].rpartition("/")[0]
+
+        store = self._bucket(bucket)
+
+        def names() -> list[str]:
+            import obstore
+
+            found: list[str] = []
+            for page in obstore.list(store, prefix=folder or None):
+                found += (each["path"] for each in page if _matches(each["path"], key))
+                if len(found) > MOST_LISTED:
+                    raise ConfigError(f"{pattern}: stands for more than {MOST_LISTED:,} files")
+            return found
+
+        with self._lock:
+            return [f"s3://{bucket}/{name}" for name in self._within(pattern, names)]
+
+    def _sign(self, url: str) -> str:
+        bucket, key = split(url)
+        store = self._bucket(bucket, signing=True)
+
+        def ask() -> str:
+            import obstore
+
+            return str(obstore.sign(store, "GET", key, timedelta(seconds=VALID_S)))
+
+        address: str = self._within(url, ask)
+        return address.partition("?")[0] if self._public else address
+
+    def _bucket(self, name: str, *, signing: bool = False) -> Any:
+        known = self._buckets.get((name, signing))
+        if known is None:
+            known = self._buckets[name, signing] = self._opened(name, signing)
+        return known
+
+    def _opened(self, name: str, signing: bool) -> Any:
+        try:
+            from obstore.store import S3Store
+        except ImportError:
+            raise ConfigError('reading s3:// needs obstore: pip install "penstock[remote]"') from None
+        limit = timedelta(seconds=self._deadline_s)
+        settings: Any = self._settings
+        if self._public and signing:  # the address is made by signing, with keys that mean nothing
+            settings = {**settings, "access_key_id": "-", "secret_access_key": "-", "skip_signature": False}
+        try:
+            return S3Store(
+                name,
+                config=settings,
+                client_options={"allow_http": True, "timeout": limit, "connect_timeout": limit},
+                retry_config={"max_retries": 3, "retry_timeout": limit},
+            )
+        except Exception as error:
+            raise ConfigError(f"s3://{name}: RemoteOptions(store=…) or the environment: {self._words(error)}") from None
+
+    def _within(self, url: str, ask: Callable[[], Any]) -> Any:
+        """Whatever asking gives, or an error when the time is up: after a fork, obstore would wait for ever."""
+        came: list[Any] = []
+
+        def work() -> None:
+            try:
+                came.append((True, ask()))
+            except BaseException as error:
+                came.append((False, error))
+
+        thread = threading.Thread(target=work, name="penstock-signing", daemon=True)
+        thread.start()
+        thread.join(self._deadline_s)
+        if not came:
+            raise Unavailable(
+                f"{url}: no credentials within {self._deadline_s:g} s. In a forked process they must be known "
+                f"without asking a server: give them in RemoteOptions(store=…), or use workers that are spawned"
+            )
+        worked, result = came[0]
+        if worked:
+            return result
+        if isinstance(result, ConfigError):
+            raise result
+        raise Unavailable(f"{url}: {self._words(result)}") from None
+
+    def _words(self, error: BaseException) -> str:
+        """What obstore says, without its own insides."""
+        return self._secrets.hide(str(error).partition("Debug source:")[0], most=300) or type(error).__name__
+
+
+def split(url: str) -> tuple[str, str]:
+    """Bucket and key; a key may hold any character."""
+    bucket, _, key = url.partition("://")[2].partition("/")
+    if not bucket or not key:
+        raise ConfigError(f"{url}: expected s3://bucket/key")
+    return bucket, key
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("/"), pattern.split("/")
+    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+
+def _is_yes(value: object) -> bool:
+    return str(value).lower() in ("true", "1", "yes", "y", "on")
+
+
+def _secrets(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Keys and tokens, given or found in the environment: an error may quote the answer of a server that was told."""
+    amazons = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    for name, value in (*amazons.items(), *settings.items()):
+        if isinstance(value, str) and re.search("key|secret|token|password", name, re.IGNORECASE):
+            yield value

@@ -1,0 +1,98 @@
+"""Samples, or shards, in another order: drawn from a buffer of those to come."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, islice
+from random import Random
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.webdataset.handlers import Handler
+from penstock.webdataset.run import Run
+from penstock.webdataset.samples import SampleReader, Unread
+
+MOST_UNREAD = 8192
+"""Samples to draw from while none of their content is held: some megabytes, and a moment to find them."""
+
+
+def shuffle_samples(
+    samples: Iterator[Any],
+    run: Run,
+    /,
+    bufsize: int = 1000,
+    initial: int = 100,
+    rng: Random | None = None,
+    seed: int | None = None,
+    handler: Handler | None = None,
+) -> Iterator[Any]:
+    """Samples drawn at random from the next ``bufsize``, beginning when ``initial`` of them have come.
+
+    Samples that were not read yet are read when they are drawn. Unless the caller's ``rng`` decides the order, the
+    buffer then holds many more of them.
+    """
+    if rng is not None and seed is not None:
+        raise ConfigError("shuffle: give rng= or seed=, not both")
+    if not isinstance(samples, SampleReader):
+        return _draw(samples, run, bufsize, initial, rng, seed)
+    if rng is not None:
+        return samples.reorder(lambda found: _draw(found, run, bufsize, initial, rng, seed))
+    return samples.reorder(lambda found: _draw_unread(found, run, bufsize, initial, seed))
+
+
+def shuffle_alike(
+    samples: Iterator[Any], run: Run, /, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1
+) -> Iterator[Any]:
+    """``shuffle_samples`` in the same order in all ranks and workers; ``epoch`` is the one before the first."""
+    return shuffle_samples(samples, replace(run, epoch=run.epoch + epoch + 1), bufsize, initial, seed=seed)
+
+
+def _draw(
+    samples: Iterator[Any], run: Run, bufsize: int, initial: int, rng: Random | None, seed: int | None
+) -> Iterator[Any]:
+    """Until the buffer is full, two samples are taken in per sample drawn: the first comes early."""
+    first = list(islice(samples, 1))
+    if rng is None:
+        if first and _is_shard(first[0]) and seed is None:
+            seed = run.seed  # ranks and workers may share the shards out behind this, and must agree on their order
+        rng = run.rng(seed)
+    initial = min(initial, bufsize)
+    held: list[Any] = []
+    samples = chain(first, samples)
+    for sample in samples:
+        held.append(sample)
+        if len(held) < bufsize:
+            held += islice(samples, 1)
+        if len(held) >= initial:
+            yield _draw_one(held, rng)
+    while held:
+        yield _draw_one(held, rng)
+
+
+def _draw_unread(samples: Iterator[Any], run: Run, bufsize: int, initial: int, seed: int | None) -> Iterator[Any]:
+    first = list(islice(samples, 1))
+    samples = chain(first, samples)
+    if first and not _is_unread(first[0]):
+        yield from _draw(samples, run, bufsize, initial, None, seed)
+        return
+    rng, held = run.rng(seed), list[Any]()
+    for sample in samples:
+        held.append(sample)
+        while len(held) > (MOST_UNREAD if _is_unread(sample) else bufsize):
+            yield _draw_one(held, rng)
+    while held:
+        yield _draw_one(held, rng)
+
+
+def _draw_one(held: list[Any], rng: Random) -> Any:
+    """One of them; the last one moves into its place."""
+    place = rng.randint(0, len(held) - 1)
+    held[place], held[-1] = held[-1], held[place]
+    return held.pop()
+
+
+def _is_unread(sample: Any) -> bool:
+    return any(isinstance(value, Unread) for value in sample.values())
+
+
+def _is_shard(sample: Any) -> bool:
+    return isinstance(sample, dict) and "url" in sample and "__key__" not in sample

@@ -1,0 +1,237 @@
+"""Arguments of a wrong kind are refused, by name, before anything is read; numbers of numpy's are numbers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import penstock as ps
+from penstock import webdataset as wds
+from penstock.errors import ConfigError
+
+ROWS = 12
+NO_FLAGS = ["no", "", [], [3, 1, 2], 2, 0.5, None, np.array([True, False])]
+NO_NUMBERS = [True, 2.5, "2", "", [2], None, float("nan"), -1, 10.0, np.float64(2), np.array([1, 2]), object()]
+NO_TEXTS = ["other", "", None, True, 1, ["raise"], np.array(["raise", "skip"])]
+
+
+LOADER = {
+    "batch_size": [*NO_NUMBERS, 0],
+    "shuffle": [*NO_FLAGS, torch.utils.data.RandomSampler(range(3)), np.array([3, 1, 2])],
+    "seed": [*NO_NUMBERS, 10**400, 10**5000],
+    "memory": [True, 2.5, "two", "", [2], -1, 0, float("nan")],
+    "threads": [*NO_NUMBERS, 0],
+    "columns": ["x", 5, ["x", 5], [["x"]], True],
+    "window": [True, 2.5, "two", [2], -1, 0, np.array([1, 2])],
+    "on_error": NO_TEXTS,
+    "max_errors": [value for value in NO_NUMBERS if value is not None],
+    "nan": NO_TEXTS,
+    "drop_last": NO_FLAGS,
+    "tail": NO_TEXTS,
+    "output": NO_TEXTS,
+    "device": ["no such", 2.5, ["cpu"], True],
+    "progress": NO_FLAGS,
+}
+CASES = [(name, value) for name, values in LOADER.items() for value in values]
+
+
+def ids(value):
+    return value if isinstance(value, str) else type(value).__name__
+
+
+def dataset():
+    return ps.from_arrays(x=np.arange(ROWS))
+
+
+def one(**options):
+    return ps.Loader(dataset(), **{"batch_size": 2, "memory": "64MiB", "output": "numpy", **options})
+
+
+def several(**options):
+    options = {"batch_size": 2, "memory": "64MiB", "output": "numpy", "mode": "together", **options}
+    return ps.MultiLoader({"a": dataset()}, **options)
+
+
+@pytest.mark.parametrize("make", [one, several])
+@pytest.mark.parametrize(("name", "value"), CASES, ids=ids)
+def test_loaders(make, name, value):
+    output = {"output": "torch"} if name == "device" else {}
+    with pytest.raises(ConfigError, match=name):
+        make(**{**output, name: value})
+
+
+@pytest.mark.parametrize("make", [one, several])
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=ids)
+def test_ranks(make, value):
+    with pytest.raises(ConfigError, match="rank"):
+        make(rank=value, world_size=2)
+    with pytest.raises(ConfigError, match="world_size"):
+        make(rank=0, world_size=value)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (0, 0), (5, 1)])
+def test_a_rank_that_there_is_not(rank, world_size):
+    with pytest.raises(ConfigError, match="world_size"):
+        one(rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize("given", [[3, 1, 2], torch.utils.data.RandomSampler(range(3)), range(3)], ids=ids)
+def test_rows_given_as_an_order_are_told_where_they_belong(given):
+    with pytest.raises(ConfigError, match=r"ds\.select\(rows\), shuffle=False.*penstock\.Order"):
+        one(shuffle=given)
+
+
+@pytest.mark.parametrize("ds", ["a.npy", None, [1, 2], np.arange(3)], ids=ids)
+def test_what_is_no_dataset(ds):
+    with pytest.raises(ConfigError, match=r"expected a dataset, as penstock\.open"):
+        ps.Loader(ds, batch_size=2)
+    with pytest.raises(ConfigError, match="expected"):
+        ps.concat(ds)
+
+
+MULTI = [("mode", value) for value in NO_TEXTS] + [("samples", value) for value in [*NO_TEXTS, 3, {"a": 2.5}]]
+
+
+@pytest.mark.parametrize(("name", "value"), MULTI, ids=ids)
+def test_several_datasets(name, value):
+    with pytest.raises(ConfigError, match=name):
+        several(**{name: value})
+
+
+PLAIN = {
+    "batch_size": np.int32(5), "seed": np.uint64(2**63), "threads": np.int8(2), "memory": np.int64(1 << 26),
+    "window": np.int16(4), "max_errors": np.int64(0), "drop_last": np.True_, "shuffle": 1, "progress": 0,
+    "rank": np.int64(1), "world_size": np.int64(2), "columns": (name for name in ["x"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [one, several])
+def test_numbers_of_numpy_are_numbers(make):
+    plain = dict(PLAIN, columns=["x"]) if make is several else PLAIN
+    with make(**plain) as loader:
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert sum(1 for _ in loader) == len(loader)
+        loader.load_state_dict(state)
+    with make(batch_size=5, seed=2**63, shuffle=True) as same:
+        same.load_state_dict(state)
+
+
+OPEN = {
+    "fields": ["data", 5, [5]],
+    "row_axis": [True, 1.5, "0", None, {"data": 0.5}],
+    "max_open_files": NO_NUMBERS,
+    "allow_fill": NO_FLAGS,
+    "allow_external": ["folder", 5, [5], b"x"],
+    "swmr": NO_FLAGS,
+    "on_error": NO_TEXTS,
+    "index_dir": [True, 5, ["x"]],
+    "cache_dir": [True, 5, ["x"], False],
+    "cache_bytes": [2.5, True, "many"],
+    "manifest": [True, 5],
+    "size": [True, 2.5, "8", (8,), (8, 8.0), (0, 8), [8, True]],
+    "fit": NO_TEXTS,
+    "max_pixels": [*NO_NUMBERS, 0],
+    "max_member_bytes": [True, 2.5, "many", None],
+    "max_expansion": [*NO_NUMBERS, 0],
+    "decoders": ["pfm", 5, [1], {5: len}],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in OPEN.items() for v in values], ids=ids)
+def test_open(tmp_path, name, value):
+    np.save(tmp_path / "a.npy", np.arange(ROWS))
+    with pytest.raises(ConfigError, match=name):
+        ps.open(tmp_path / "a.npy", **{name: value})
+
+
+@pytest.mark.parametrize("path", [5, None, True, b"a.npy", {"a": 1}, [5], ["a.npy", None], 2.5], ids=ids)
+def test_paths(path):
+    with pytest.raises(ConfigError, match="path"):
+        ps.open(path)
+    with pytest.raises(ConfigError, match="path"):
+        ps.open_raw(path, "int8")
+
+
+def rows_and_columns():
+    return ps.from_arrays(x=np.arange(24.0).reshape(ROWS, 2))
+
+
+METHODS = {
+    "gather mean": lambda ds: ds.gather([[0, 1]], mean="no"),
+    "gather absent": lambda ds: ds.gather([[0, 1]], absent=True),
+    "gather rows": lambda ds: ds.gather([[0.5, 1.7]]),
+    "map": lambda ds: ds.map("x"),
+    "pad to a truth": lambda ds: ds.pad("x", to=True),
+    "pad to a float": lambda ds: ds.pad("x", to=4.0),
+    "permute": lambda ds: ds.permute("x", False),
+    "permute texts": lambda ds: ds.permute("x", "0"),
+    "only": lambda ds: ds.only(["x"]),
+    "rename": lambda ds: ds.rename(y=["x"]),
+    "cast": lambda ds: ds.cast(["x"], "float32"),
+    "orders": lambda ds: ps.Shuffled(2.5),
+    "in order": lambda ds: ps.InOrder("3"),
+    "resampled": lambda ds: ps.Resampled(True, 3),
+    "blocks": lambda ds: ps.BlockShuffled(12, np.array([0, 6]), 1.5),
+    "raw offset": lambda ds: ps.open_raw("a", "int8", offset=True),
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_datasets_and_orders(method):
+    with pytest.raises(ConfigError):
+        method(rows_and_columns())
+
+
+VERBS = {
+    "shuffle": lambda ds: ds.shuffle("many"),
+    "shuffle by half": lambda ds: ds.shuffle(2.5),
+    "initial": lambda ds: ds.shuffle(5, initial="x"),
+    "batched": lambda ds: ds.batched(2.5),
+    "batched by truth": lambda ds: ds.batched(True),
+    "batched, in part": lambda ds: ds.batched(2, partial="no"),
+    "listed": lambda ds: ds.listed("2"),
+    "slice": lambda ds: ds.slice(1.5),
+    "slice by nothing": lambda ds: ds.slice(),
+    "slice by none": lambda ds: ds.slice(0, 5, 0),
+    "rsample": lambda ds: ds.rsample("half"),
+    "rsample of nan": lambda ds: ds.rsample(float("nan")),
+    "with_epoch": lambda ds: ds.with_epoch(2.5),
+    "repeat": lambda ds: ds.repeat("twice"),
+    "with_length": lambda ds: ds.with_length(2.5),
+    "longest": lambda ds: wds.RoundRobin([ds], longest="no"),
+    "longest draws": lambda ds: wds.RandomMix([ds], longest="no"),
+    **{
+        f"{name}={value!r}": lambda ds, name=name, value=value: wds.WebDataset("a.tar", **{name: value})
+        for name, value in (
+            *(("resampled", "no"), ("empty_check", "no"), ("shardshuffle", "no"), ("shardshuffle", 2.5)),
+            *(("seed", "x"), ("handler", "warn"), ("select_files", "a"), ("max_member_bytes", 2.5)),
+            *(("cache_size", "x"),),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS.keys())
+def test_verbs(verb):
+    samples = wds.FluidWrapper([{"__key__": str(row), "x": row} for row in range(9)])
+    with pytest.raises(ConfigError):
+        list(verb(samples))
+
+
+@pytest.mark.parametrize(
+    "options", [{"to_tuple": "voxels"}, {"val_batch_size": 0}, {"batch_size": 2.5}, {"world_size": 2.5}], ids=str
+)
+def test_loaders_of_shards(options, tmp_path):
+    path = str(tmp_path / "a.tar")
+    with wds.TarWriter(path) as to:
+        to.write({"__key__": "0", "nsdgeneral.npy": np.zeros(3, np.float32)})
+    with pytest.raises(ConfigError, match=r"batch_size|to_tuple|world_size"):
+        wds.get_dataloaders(**{"batch_size": 1, "to_tuple": ["voxels"], "train_url": path, "val_url": path} | options)
+
+
+@pytest.mark.parametrize("value", [10**5000, "x" * 10_000, object()], ids=["long number", "long text", "object"])
+def test_errors_are_short(value):
+    with pytest.raises(ConfigError) as refused:
+        one(batch_size=value if not isinstance(value, int) else -value)
+    assert len(str(refused.value)) < 400

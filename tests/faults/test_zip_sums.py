@@ -1,0 +1,90 @@
+"""CRC-32 of the members of zip archives: held against whole members, and by ``verify`` against all."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.errors import DataError
+
+VALUES = np.random.default_rng(0).integers(0, 100, (50, 20))
+
+
+def npz(path: Path) -> Path:
+    np.savez(path / "a.npz", x=VALUES, y=VALUES[::-1])
+    return path / "a.npz"
+
+
+def compressed_npz(path: Path) -> Path:
+    np.savez_compressed(path / "a.npz", x=VALUES, y=VALUES[::-1])
+    return path / "a.npz"
+
+
+def zarr_zip(path: Path) -> Path:
+    with zarr.storage.ZipStore(path / "a.zarr.zip", mode="w") as store:
+        array = zarr.create_array(store, shape=VALUES.shape, dtype="i8", chunks=(10, 20), compressors=None)
+        array[...] = VALUES
+    return path / "a.zarr.zip"
+
+
+def deflated_zarr_zip(path: Path) -> Path:
+    with zarr.storage.ZipStore(path / "a.zarr.zip", mode="w", compression=zipfile.ZIP_DEFLATED) as store:
+        array = zarr.create_array(store, shape=VALUES.shape, dtype="i8", chunks=(10, 20), compressors=None)
+        array[...] = VALUES
+    return path / "a.zarr.zip"
+
+
+def flip(path: Path, member: str) -> None:
+    with zipfile.ZipFile(path) as archive:
+        info = next(each for each in archive.infolist() if member in each.filename)
+    data = bytearray(path.read_bytes())
+    data[info.header_offset + 30 + len(info.filename) + info.compress_size - 5] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.case(50)
+@pytest.mark.parametrize(("make", "member"), [(npz, "y.npy"), (zarr_zip, "c/3/0"), (deflated_zarr_zip, "c/3/0")])
+def test_verify_finds_a_flipped_bit(tmp_path: Path, make: Callable[[Path], Path], member: str) -> None:
+    path = make(tmp_path)
+    whole = ps.verify(path)
+    assert whole.sound
+    assert whole.unchecked == ()
+    flip(path, member)
+    verdict = ps.verify(path)
+    assert not verdict.sound
+    assert any(member in str(each) for each in verdict.damages)
+    assert not ps.verify(ps.open(path)).sound
+    assert main(["verify", str(path)]) == 1
+
+
+@pytest.mark.case(50)
+def test_a_document_of_zarr(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with zarr.storage.ZipStore(path, mode="w") as store:
+        zarr.create_array(store, data=VALUES, chunks=(10, 20), attributes={"note": "abcdefgh"})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"abcdefgh", b"abcdefgi"))
+    with pytest.raises(DataError, match=r"zarr\.json.*CRC-32"):
+        ps.open(path)
+
+
+@pytest.mark.case(50)
+def test_rows_read_in_place_are_said_to_be_unchecked(tmp_path: Path) -> None:
+    with ps.Loader(ps.open(npz(tmp_path)), batch_size=4, memory="64MiB", output="numpy") as loader:
+        for _ in loader:
+            pass
+        assert loader.stats().unverified == 100
+
+
+@pytest.mark.case(50)
+def test_arrays_that_are_held_in_memory_are_checked_when_they_are_opened(tmp_path: Path) -> None:
+    path = compressed_npz(tmp_path)
+    assert ps.verify(path).sound
+    flip(path, "y.npy")
+    with pytest.raises(DataError, match=r"y\.npy"):
+        ps.open(path)
