@@ -1,0 +1,102 @@
+"""``penstock convert``: files in another layout."""
+
+import argparse
+import json
+from typing import Any
+
+import penstock
+from penstock.base.machine import held_bytes
+from penstock.base.progress import Progress
+from penstock.base.sizes import format_size
+from penstock.base.spec import row_bytes
+from penstock.cli.arguments import count, masked
+from penstock.errors import ConfigError
+
+EXAMPLES = """examples:
+  penstock convert "betas_session*.hdf5" betas.zarr --memory 512MiB
+      Zarr v3 in shards, each row to be read by itself
+
+  penstock convert betas.hdf5 betas.npy --row-axis 1 --memory 64MiB
+      a file stored by voxel, turned into rows: everything is read once and written once
+
+  penstock convert "betas_session*.hdf5" betas.h5 --compression zstd --dry-run
+      what it would do and hold, and nothing else
+
+  penstock convert pictures.h5 "train-%06d.tar" --shuffle 0
+      tar shards in shuffled order
+
+  penstock convert betas.hdf5 betas.zarr --part 3/40
+  penstock convert betas.hdf5 betas.zarr
+      the third of 40 array jobs; and when all are done, the call that finishes the output
+
+Interrupted at any moment, the same command goes on from there. The output appears under its name when it is whole;
+beside it lie its manifest (penstock verify OUT --manifest OUT.manifest.json) and where it came from.
+
+exit codes: 0 done; 2 it cannot be done as asked (memory too little: the smallest that works is named)"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Files, where to, and how."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "betas_session*.hdf5"')
+    parser.add_argument("to", help="what to write: .zarr, .h5, .npy, .tar or .parquet; train-%%06d.tar for several")
+    parser.add_argument("--memory", default="512MiB", metavar="SIZE", help="the most that it holds (%(default)s)")
+    parser.add_argument("--fields", nargs="+", metavar="NAME", help="these fields only")
+    parser.add_argument("--mask", metavar="FILE", help=".npy of booleans: the part of each row that is wanted")
+    parser.add_argument("--row-axis", type=int, default=0, metavar="N", help="along which samples lie (%(default)s)")
+    parser.add_argument(
+        "--compression", choices=["zstd", "gzip", "none"], help="by default zstd for Zarr, none for HDF5"
+    )
+    parser.add_argument("--rows-per-chunk", type=count, metavar="N", help="by default what makes 1 MiB")
+    parser.add_argument("--shard-bytes", default="256MiB", metavar="SIZE", help="of shards, about (%(default)s)")
+    parser.add_argument("--shuffle", type=int, metavar="SEED", help="write rows in an order shuffled by this number")
+    parser.add_argument("--workers", type=count, metavar="N", help="processes; by default one per core if they fit")
+    parser.add_argument("--part", type=_part, metavar="K/N", help="only the K-th of N parts, for array jobs")
+    parser.add_argument("--finish", action="store_true", help="only finish what parts have done")
+    parser.add_argument("--no-verify", action="store_true", help="do not read again what was written")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace an output that is there, when the new is whole"
+    )
+    parser.add_argument("--restart", action="store_true", help="forget what an interrupted conversion has done")
+    parser.add_argument("--dry-run", action="store_true", help="say what it would do")
+    parser.add_argument("--json", action="store_true", help="for scripts, sizes in bytes")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert, and print what was done."""
+    if args.finish and args.part is not None:
+        raise ConfigError("--part, --finish: parts are finished by a call of their own, without --part")
+    ds = penstock.open(args.path[0] if len(args.path) == 1 else args.path, args.fields, row_axis=args.row_axis)
+    ds = ds if args.mask is None else masked(ds, args.mask)
+    total = len(ds) * row_bytes(ds.fields)
+    with Progress("converting", total, "bytes", lambda: format_size(held_bytes())) as bar:
+        said = 0
+
+        def progress(done: int, _: int) -> None:
+            nonlocal said
+            bar.add(done - said)
+            said = done
+
+        done = penstock.convert(ds, args.to, progress=progress, **_options(args))
+    if args.dry_run:
+        print(json.dumps(done.plan.as_json(), indent=2) if args.json else done.plan)
+    else:
+        print(json.dumps(done.as_json(), indent=2) if args.json else done)
+    return 0
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "memory": args.memory, "compression": args.compression, "rows_per_chunk": args.rows_per_chunk,
+        "shard_bytes": args.shard_bytes, "shuffle": args.shuffle, "workers": args.workers, "part": args.part,
+        "only_finish": args.finish, "verify": not args.no_verify, "overwrite": args.overwrite,
+        "restart": args.restart, "dry_run": args.dry_run,
+    }  # fmt: skip
+
+
+def _part(written: str) -> tuple[int, int]:
+    number, _, of = written.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"{written!r}: expected two numbers, such as 3/40")
+    return int(number), int(of)

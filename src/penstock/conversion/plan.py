@@ -1,0 +1,282 @@
+"""What a conversion will do, before it does anything: outputs, tasks, memory. Refuses what cannot fit.
+
+What the output looks like follows from the data, the format and ``memory`` alone. How many tasks run at a time does
+not change it, so that one process, four array jobs and a cluster write the same bytes.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.base.machine import cores
+from penstock.base.scratch import aligned
+from penstock.base.sizes import MiB, format_size
+from penstock.base.spec import row_bytes
+from penstock.base.urls import is_remote
+from penstock.conversion import encode, rows
+from penstock.conversion.cut import SHARD_BYTES, Cut, Overhead, TooLittle, Wanted, cut_field
+from penstock.conversion.source import block_rows, chunk_of, index_bytes, is_in_memory
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.rewrite import select_part
+from penstock.dataset.store import Store, digest
+from penstock.errors import BudgetExceeded, ConfigError
+from penstock.read.part import within
+
+SUFFIXES = {
+    ".zarr": "zarr", ".npy": "npy", ".h5": "hdf5", ".hdf5": "hdf5", ".tar": "tar", ".parquet": "parquet",
+    ".pq": "parquet",
+}  # fmt: skip
+COMPRESSIONS = {
+    "zarr": ("zstd", "none"), "npy": ("none",), "hdf5": ("none", "zstd", "gzip"), "tar": ("none",),
+    "parquet": ("zstd",),
+}  # fmt: skip
+"""By format; the first is used where nobody says otherwise."""
+
+NUMBERED = re.compile(r"%0?\d*d")
+
+BASE_BYTES = 32 * MiB
+"""Estimated: libraries, tables and what the allocator keeps, in the process that converts."""
+ARROW_BYTES = 64 * MiB
+"""Measured: Arrow's libraries and pools, in each process that uses them."""
+WORKER_BYTES = 72 * MiB
+"""Estimated: what a process that was started for tasks holds before it has one, and its share of the tracker's."""
+LEAST_SHARE = 32 * MiB
+"""Processes are started where each task can have this much."""
+
+ALL_FIELDS = ""
+"""The name of the cut of formats whose files hold whole samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the caller wants of the output."""
+
+    format: str
+    compression: str
+    rows_per_chunk: int | None = None
+    shard_bytes: int = SHARD_BYTES
+    verify: bool = True
+
+
+@dataclass(frozen=True)
+class Task:
+    """One output, or one part of an output, that nobody else writes."""
+
+    number: int
+    field: str
+    place: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionPlan:
+    """What a conversion will do; printed, it says so."""
+
+    goal: str
+    options: Options
+    cuts: Mapping[str, Cut]
+    fingerprint: str
+    limit_bytes: int
+    base_bytes: int
+    """Held besides tasks."""
+    workers: int
+    """Tasks that run at a time, each in a process of its own; 1 runs them here."""
+
+    @property
+    def need_bytes(self) -> int:
+        """What one task holds."""
+        return max(cut.need_bytes for cut in self.cuts.values())
+
+    @property
+    def planned_bytes(self) -> int:
+        """The most that is held, all processes together."""
+        each = self.need_bytes + (WORKER_BYTES + self.base_bytes - BASE_BYTES if self.workers > 1 else 0)
+        return self.base_bytes + self.workers * each
+
+    @property
+    def bytes(self) -> int:
+        """Of all values, uncompressed."""
+        return sum(cut.bytes for cut in self.cuts.values())
+
+    @property
+    def tasks(self) -> int:
+        return sum(int(np.prod(cut.grid)) for cut in self.cuts.values())
+
+    @property
+    def key(self) -> str:
+        """Differs where the output would."""
+        cuts = [(name, *map(str, asdict(cut).values())) for name, cut in self.cuts.items()]
+        chosen = (self.options.format, self.options.compression)
+        return digest(self.fingerprint, os.path.basename(self.goal), chosen, cuts)
+
+    def all_tasks(self) -> Iterator[Task]:
+        """In the order in which they are begun."""
+        places = ((field, place) for field, cut in self.cuts.items() for place in np.ndindex(*cut.grid))
+        return (Task(number, field, place) for number, (field, place) in enumerate(places))
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        fields = {
+            name: {
+                "rows": cut.rows, "shape": list(cut.shape), "dtype": cut.dtype.name, "part_of_row": list(cut.box),
+                "rows_per_chunk": cut.chunk_rows, "rows_per_read": cut.read_rows, "rows_per_shard": cut.shard_rows,
+                "shards": int(np.prod(cut.grid)), "bytes": cut.bytes, "task_bytes": cut.need_bytes,
+            }
+            for name, cut in self.cuts.items()
+        }  # fmt: skip
+        return {
+            "to": self.goal, "format": self.options.format, "compression": self.options.compression,
+            "bytes": self.bytes, "tasks": self.tasks, "workers": self.workers, "memory_limit_bytes": self.limit_bytes,
+            "planned_bytes": self.planned_bytes, "task_bytes": self.need_bytes, "key": self.key, "fields": fields,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        kind = self.options.format + ("" if self.options.compression == "none" else f", {self.options.compression}")
+        lines = [f"{self.goal}: {kind}, {format_size(self.bytes)} of values in {self.tasks:,} tasks"]
+        lines += [f"  {name or 'samples'}: {_describe(cut)}" for name, cut in self.cuts.items()]
+        where = "in this process" if self.workers == 1 else f"in {self.workers} processes"
+        lines.append(
+            f"  memory: {format_size(self.planned_bytes)} of {format_size(self.limit_bytes)}: tasks of "
+            f"{format_size(self.need_bytes)}, {where}"
+        )
+        return "\n".join(lines)
+
+
+def _describe(cut: Cut) -> str:
+    part = "" if cut.box == cut.shape else f", {cut.box} of each row"
+    return (
+        f"{cut.rows:,} rows, {int(np.prod(cut.grid)):,} shards of {cut.shard_rows:,} rows{part}; read "
+        f"{cut.read_rows:,} rows at a time, chunks of {cut.chunk_rows:,}"
+    )
+
+
+def format_of_goal(goal: str) -> str:
+    """The format that a name asks for."""
+    if is_remote(goal):
+        raise ConfigError(f"{goal}: conversions are written to this machine's disks; convert to a folder, then upload")
+    found = SUFFIXES.get(os.path.splitext(goal.rstrip("/"))[1].lower())
+    if found is None:
+        raise ConfigError(f"{goal}: no format that can be written; expected a name that ends in {', '.join(SUFFIXES)}")
+    return found
+
+
+def part_store(ds: Dataset, field: str, part: tuple[slice, ...]) -> Store:
+    """One field, or part of each of its rows, as it is delivered."""
+    store, shape = ds.only(field).delivered, ds.fields[field].shape
+    if all(each.stop - each.start == n for each, n in zip(part, shape, strict=True)):
+        return store
+    return select_part(store, field, within(shape, part))
+
+
+def make_plan(ds: Dataset, goal: str, options: Options, limit_bytes: int, workers: int | None) -> ConversionPlan:
+    """Cut the data so that tasks fit; as many at a time as fit, and at most ``workers``."""
+    _check(ds, goal, options)
+    base = BASE_BYTES + index_bytes(ds) + (ARROW_BYTES if options.format == "parquet" else 0)
+    room = limit_bytes - base
+    half = room // 2 - WORKER_BYTES - (base - BASE_BYTES)
+    cuts: dict[str, Cut] | None = None
+    try:
+        cuts = _cuts(ds, goal, options, half if half >= LEAST_SHARE else room)
+    except TooLittle:
+        cuts = _cuts_or_refuse(ds, goal, options, limit_bytes, base)
+    need = max(cut.need_bytes for cut in cuts.values())
+    tasks = sum(int(np.prod(cut.grid)) for cut in cuts.values())
+    fit = room // (need + WORKER_BYTES + base - BASE_BYTES)
+    most = 1 if is_in_memory(ds.delivered) else workers or cores()  # other processes would need copies
+    return ConversionPlan(
+        goal=goal, options=options, cuts=cuts, fingerprint=ds.fingerprint, limit_bytes=limit_bytes, base_bytes=base,
+        workers=max(1, min(fit, tasks, most)),
+    )  # fmt: skip
+
+
+def _cuts_or_refuse(ds: Dataset, goal: str, options: Options, limit_bytes: int, base: int) -> dict[str, Cut]:
+    try:
+        return _cuts(ds, goal, options, limit_bytes - base)
+    except TooLittle as found:
+        least = found.need_bytes + base
+        why = " Samples are written whole to this format: .zarr, .npy and .h5 take less" * (
+            options.format in ("tar", "parquet")
+        )
+        raise BudgetExceeded(
+            f"memory={format_size(limit_bytes)} is too little for this conversion: the smallest that works is "
+            f"{format_size(least)} ({least:,} bytes).{why}"
+        ) from None
+
+
+def _check(ds: Dataset, goal: str, options: Options) -> None:
+    if options.format == "parquet":
+        rows.check_parquet(ds.fields)
+    if options.format in ("tar", "parquet"):
+        return
+    for name, spec in ds.fields.items():
+        if spec.is_list or spec.dtype.kind not in "biufc":
+            raise ConfigError(
+                f"field {name!r} is {spec}: {options.format} takes numbers. Leave it out with ds.only(…), or write "
+                f".tar, which takes values of any size"
+            )
+        if any(part in ("", ".", "..", "zarr.json", "c") for part in name.split("/")):
+            raise ConfigError(f"field {name!r}: {options.format} cannot have an array of that name; use ds.rename(…)")
+        if not all(spec.shape):
+            raise ConfigError(f"field {name!r} is {spec}: there is nothing in a row to write")
+    if options.format == "npy" and len(ds.fields) > 1:
+        raise ConfigError(
+            f"{goal}: an npy file has one array, and there are {len(ds.fields)} fields ({', '.join(ds.fields)}): "
+            f"choose one with ds.only(…) (--fields), or write .zarr or .h5"
+        )
+    if options.format != "npy" and NUMBERED.search(os.path.basename(goal)):
+        raise ConfigError(f"{goal}: numbered files are for .tar and .parquet; {options.format} has one name")
+
+
+def _cuts(ds: Dataset, goal: str, options: Options, room: int) -> dict[str, Cut]:
+    if options.format in ("tar", "parquet"):
+        return {ALL_FIELDS: _cut_samples(ds, goal, options, room)}
+    cuts: dict[str, Cut] = {}
+    least = 0
+    for name in ds.fields:
+        try:
+            cuts[name] = _cut_array(ds, name, options, room)
+        except TooLittle as found:
+            least = max(least, found.need_bytes)
+    if least:
+        raise TooLittle(max([least, *(cut.need_bytes for cut in cuts.values() if cut.need_bytes > room)]))
+    return cuts
+
+
+def _cut_array(ds: Dataset, name: str, options: Options, room: int) -> Cut:
+    spec, store = ds.fields[name], ds.only(name).delivered
+    packs = options.format == "zarr" or options.compression != "none"
+    wanted = Wanted(
+        rows=len(ds), shape=spec.shape, dtype=spec.dtype, block_rows=block_rows(store), source_chunk=chunk_of(store),
+        chunk_rows=options.rows_per_chunk if packs else 1, shard_bytes=options.shard_bytes,
+    )  # fmt: skip
+
+    def overhead(box: tuple[int, ...], read_rows: int, chunk_rows: int) -> int:
+        part = part_store(ds, name, tuple(slice(0, n) for n in box))
+        chunk_bytes = chunk_rows * int(np.prod(box, dtype=np.int64)) * spec.dtype.itemsize
+        writing = encode.overhead_bytes(chunk_bytes) if packs else 2 * MiB
+        return aligned(part.scratch_bytes(min(read_rows, len(ds)))) + writing
+
+    return cut_field(wanted, room, overhead)
+
+
+def _cut_samples(ds: Dataset, goal: str, options: Options, room: int) -> Cut:
+    store, each = ds.delivered, row_bytes(ds.fields)
+    several = NUMBERED.search(os.path.basename(goal)) is not None
+    wanted = Wanted(
+        rows=len(ds), shape=(), dtype=np.dtype((np.void, max(1, each))), block_rows=block_rows(store), source_chunk=(),
+        chunk_rows=1, shard_bytes=options.shard_bytes if several else max(1, each) * (len(ds) + 1) * 2,
+    )  # fmt: skip
+    return cut_field(wanted, room, _sample_overhead(store, options.format, each, len(ds)))
+
+
+def _sample_overhead(store: Store, kind: str, each: int, length: int) -> Overhead:
+    """Besides a read: the encoded sample in a tar; a table, its columns and their compressed pages in Parquet."""
+
+    def overhead(box: tuple[int, ...], read_rows: int, chunk_rows: int) -> int:
+        copies = 4 * each if kind == "tar" else 4 * each * min(read_rows, length)
+        return store.scratch_bytes(min(read_rows, length)) + copies + encode.CODEC_BYTES
+
+    return overhead

@@ -1,0 +1,192 @@
+"""The folder in which a conversion is under way, and how a finished file gets its name.
+
+It lies beside the output, so that renaming moves files without copying them:
+
+    .out.zarr.penstock/plan.json      which conversion it is
+    .out.zarr.penstock/done/17.json   task 17 is done, and what it wrote
+    .out.zarr.penstock/partial/       files that are being written; worthless after an interruption
+    .out.zarr.penstock/data/          files that are whole
+
+Each task writes its own files and its own note, so that any number of processes on any number of machines can work
+in the same folder, and whatever is killed leaves nothing that looks finished.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from penstock.errors import ConvertFailed
+from penstock.files.manifest import Digests
+
+
+@dataclass(frozen=True)
+class Written:
+    """A whole file: its name in the data folder, its size, and digests of its blocks (empty: not known yet)."""
+
+    name: str
+    size: int
+    digests: str
+
+
+class Work:
+    """The folder of one conversion."""
+
+    def __init__(self, goal: str) -> None:
+        self.goal = os.path.abspath(goal)
+        parent, name = os.path.split(self.goal)
+        self.folder = os.path.join(parent, f".{name}.penstock")
+
+    def path(self, *parts: str) -> str:
+        """A place in it."""
+        return os.path.join(self.folder, *parts)
+
+    def data(self, name: str) -> str:
+        """Where a whole file lies until all are."""
+        return self.path("data", *name.split("/"))
+
+    def key(self) -> str | None:
+        """Which conversion is under way here; None for none."""
+        try:
+            with open(self.path("plan.json"), encoding="utf-8") as file:
+                return str(json.load(file)["key"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """Make the folder, unless it is there."""
+        with writing(self.folder):
+            for name in ("done", "partial", "data"):
+                os.makedirs(self.path(name), exist_ok=True)
+            if self.key() is None:
+                self.write_json("plan.json", plan)
+
+    def write_json(self, name: str, document: Mapping[str, Any]) -> None:
+        """A small file, whole or not there."""
+        path = self.path(name)
+        partial = self.path("partial", f"{os.path.basename(name)}.{os.getpid()}")
+        with _removed_on_failure(partial):
+            with open(partial, "w", encoding="utf-8") as file:
+                json.dump(document, file, indent=1, sort_keys=True)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+
+    @contextmanager
+    def whole(self, name: str) -> Iterator["Output"]:
+        """A file of the data folder to write from beginning to end; it is there when it is whole."""
+        path = self.data(name)
+        partial = self.path("partial", f"{name.replace('/', '-')}.{os.getpid()}")
+        with writing(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with _removed_on_failure(partial):
+                with open(partial, "w+b", buffering=0) as file:
+                    yield Output(file)
+                    os.fsync(file.fileno())
+                os.replace(partial, path)
+
+    def note(self, number: int, files: list[Written], about: Mapping[str, Any]) -> None:
+        """Write down that a task is done."""
+        with writing(self.folder):
+            listed = [[each.name, each.size, each.digests] for each in files]
+            self.write_json(f"done/{number}.json", {"files": listed, **about})
+
+    def done(self, number: int) -> list[Written] | None:
+        """What a task wrote; None where it is not done, or what it wrote is gone."""
+        try:
+            with open(self.path("done", f"{number}.json"), encoding="utf-8") as file:
+                note = json.load(file)
+                found = [Written(*each) for each in note["files"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if note.get("boot"):  # what was only in the system's memory is gone if the machine was started again
+            return found if note["boot"] == boot_id() else None
+        return found if all(_is_there(self, each) for each in found) else None
+
+    def remove(self) -> None:
+        """Take the folder away; the plan goes last, so that an interrupted removal is taken up again."""
+        for name in ("partial", "data", "done", "replaced"):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self.path(name))
+        for name in ("files.json", "provenance.json", "plan.json"):
+            with suppress(FileNotFoundError):
+                os.unlink(self.path(name))
+        os.rmdir(self.folder)
+
+
+def boot_id() -> str:
+    """Which start of this machine this is; unlike any other where the system does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return f"process {os.getpid()}"
+
+
+def _is_there(work: Work, file: Written) -> bool:
+    try:
+        return os.path.getsize(work.data(file.name)) == file.size
+    except OSError:
+        return False
+
+
+class Output:
+    """A file that is written from beginning to end; its blocks are digested on the way."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.size, self._digests = file, 0, Digests()
+
+    def write(self, data: Any) -> int:
+        """Append; return where it begins."""
+        view, begin = memoryview(data).cast("B"), self.size
+        self._digests.add(view)
+        write_at(self.file.fileno(), view, begin)
+        self.size += len(view)
+        return begin
+
+    def digests(self) -> str:
+        """Of all blocks, when everything is written."""
+        return self._digests.whole().hex()
+
+
+def write_at(descriptor: int, view: memoryview, offset: int) -> None:
+    """All of it, however many calls that takes."""
+    done = 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], offset + done)
+
+
+def read_at(descriptor: int, view: memoryview, offset: int) -> None:
+    """Fill ``view``; what is not there is an error."""
+    done = 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done:]], offset + done)
+        if count == 0:
+            raise OSError(0, "the file ends too early")
+        done += count
+
+
+@contextmanager
+def _removed_on_failure(partial: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+@contextmanager
+def writing(path: str) -> Iterator[None]:
+    """What the system says of writing, as an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise ConvertFailed(
+            f"{path}: cannot be written ({error.strerror or error}, errno {error.errno}). What was written before "
+            f"stays: remove the cause (make room, say) and convert again with the same arguments, which goes on from "
+            f"there"
+        ) from error

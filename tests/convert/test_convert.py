@@ -1,0 +1,161 @@
+"""Values come out as they went in, by each format's own library, whatever the dataset is made of."""
+
+import json
+
+import h5py
+import numpy as np
+import pyarrow.parquet
+import pytest
+import zarr
+from tests.convert.sources import read_back, tree, trial_major, voxel_major
+
+import penstock as ps
+
+FORMATS = {
+    "zarr": ("out.zarr", {}),
+    "zarr, not compressed": ("out.zarr", {"compression": "none"}),
+    "zarr, several rows per chunk": ("out.zarr", {"rows_per_chunk": 7}),
+    "npy": ("out.npy", {}),
+    "hdf5": ("out.h5", {}),
+    "hdf5, zstd": ("out.h5", {"compression": "zstd"}),
+    "hdf5, gzip": ("out.h5", {"compression": "gzip", "rows_per_chunk": 3}),
+    "tar": ("out.tar", {}),
+}
+SOURCES = {
+    "by voxel": (voxel_major, {}, 1),
+    "by voxel, in chunks": (voxel_major, {"chunks": (70, 9), "compression": "gzip"}, 1),
+    "by trial": (trial_major, {}, 0),
+    "by trial, in chunks": (trial_major, {"chunks": (11, 4, 3, 8), "shuffle": True, "compression": "gzip"}, 0),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_values_are_those_of_the_source(tmp_path, source, kind):
+    make, options, axis = SOURCES[source]
+    expected = make(tmp_path / "in.h5", **options)
+    goal, chosen = FORMATS[kind]
+    done = ps.convert(ps.open(tmp_path / "in.h5", row_axis=axis), tmp_path / goal, executor="serial", **chosen)
+    assert done.finished
+    np.testing.assert_array_equal(read_back(tmp_path / goal), expected)
+    again = ps.open(tmp_path / goal)
+    np.testing.assert_array_equal(again[:][next(iter(again.fields))], expected)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"in.h5", goal, f"{goal}.manifest.json", f"{goal}.provenance.json"}
+    assert ps.verify(tmp_path / goal, manifest=tmp_path / f"{goal}.manifest.json").sound
+
+
+@pytest.mark.parametrize("goal", ["out.zarr", "out.h5"])
+def test_several_fields_joined_masked_and_cast(tmp_path, goal):
+    values = trial_major(tmp_path / "in.h5")
+    mask = values[0] > 0
+    betas = ps.open(tmp_path / "in.h5").select_within("betas", mask).cast("betas", "float64", scale=2)
+    rows = np.arange(50)[::-1]
+    ds = ps.join(betas=(betas, rows), number=np.arange(50))
+    ps.convert(ds, tmp_path / goal)
+    np.testing.assert_array_equal(read_back(tmp_path / goal), values[rows][:, mask].astype(np.float64) * 2)
+    np.testing.assert_array_equal(read_back(tmp_path / goal, "number"), np.arange(50))
+
+
+def test_mapped_and_permuted(tmp_path):
+    values = trial_major(tmp_path / "in.h5")
+    ds = ps.open(tmp_path / "in.h5").map(lambda batch: {"betas": batch["betas"] + 1})
+    ps.convert(ds, tmp_path / "mapped.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "mapped.npy"), values + 1)
+    ps.convert(ps.open(tmp_path / "in.h5").permute("betas", 2, 0, 1), tmp_path / "permuted.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "permuted.npy"), values.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float64", "complex64"])
+@pytest.mark.parametrize("goal", ["out.zarr", "out.npy", "out.h5"])
+def test_dtypes(tmp_path, goal, dtype):
+    values = np.random.default_rng(0).integers(0, 2, (9, 4)).astype(dtype)
+    ps.convert(ps.from_arrays(betas=values), tmp_path / goal)
+    found = read_back(tmp_path / goal)
+    assert found.dtype == values.dtype
+    np.testing.assert_array_equal(found, values)
+
+
+def test_tables_become_parquet(tmp_path):
+    ds = ps.from_arrays(number=np.arange(100), vector=np.random.default_rng(0).normal(size=(100, 3)))
+    done = ps.convert(ds, tmp_path / "part-%02d.parquet", shard_bytes=800)
+    names = sorted(path.name for path in tmp_path.glob("*.parquet"))
+    assert len(names) == done.plan.tasks > 2
+    found = [pyarrow.parquet.read_table(tmp_path / name) for name in names]
+    assert [number for table in found for number in table["number"].to_pylist()] == list(range(100))
+    vectors = [each for table in found for each in table["vector"].to_pylist()]
+    np.testing.assert_array_equal(vectors, ds[:]["vector"])
+
+
+def test_text_goes_through_tar(tmp_path):
+    with ps.webdataset.TarWriter(str(tmp_path / "in.tar")) as tar:
+        for row in range(9):
+            tar.write({"__key__": f"{row:03d}", "txt": f"caption {row}", "json": {"row": row}})
+    ds = ps.open(tmp_path / "in.tar").rename(caption="txt", about="json")
+    ps.convert(ds, tmp_path / "out-%d.tar")
+    again = ps.open(tmp_path / "out-0.tar")
+    assert again[:]["caption.txt"] == [f"caption {row}" for row in range(9)]
+    assert again[3]["about.json"] == {"row": 3}
+
+
+def test_numbered_tars_hold_all_samples_in_order(tmp_path):
+    values = trial_major(tmp_path / "in.h5")
+    ps.convert(ps.open(tmp_path / "in.h5"), tmp_path / "out-%03d.tar", shard_bytes="10kB")
+    assert len(list(tmp_path.glob("out-0*.tar"))) > 3
+    np.testing.assert_array_equal(ps.open(tmp_path / "out-0*.tar")[:]["betas.npy"], values)
+
+
+def test_shuffled_rows_are_a_permutation_that_the_seed_decides(tmp_path):
+    ds = ps.from_arrays(x=np.arange(1000))
+    for name, seed in [("a", 1), ("b", 1), ("c", 2)]:
+        ps.convert(ds, tmp_path / f"{name}.npy", shuffle=seed)
+    a, b, c = (np.load(tmp_path / f"{name}.npy") for name in "abc")
+    assert sorted(a) == list(range(1000))
+    assert (a == b).all()
+    assert (a != c).any()
+    assert (a != np.arange(1000)).any()
+
+
+def test_attributes_are_kept(tmp_path):
+    attributes = {"": {"title": "x"}, "x": {"unit": "V"}}
+    ps.convert(ps.from_arrays(x=np.arange(5)), tmp_path / "out.zarr", attributes=attributes)
+    ps.convert(ps.from_arrays(x=np.arange(5)), tmp_path / "out.h5", attributes=attributes)
+    group = zarr.open_group(str(tmp_path / "out.zarr"), mode="r")
+    assert (group.attrs["title"], group["x"].attrs["unit"]) == ("x", "V")
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert (file.attrs["title"], file["x"].attrs["unit"]) == ("x", "V")
+
+
+def test_everything_is_read_once_and_written_once_within_little_memory(tmp_path):
+    expected = voxel_major(tmp_path / "in.h5", voxels=70_000, trials=100)
+    ds = ps.open(tmp_path / "in.h5", row_axis=1)
+    done = ps.convert(ds, tmp_path / "out.npy", memory="40MiB")
+    assert done.plan.tasks > 2  # the session does not fit
+    assert done.bytes_read <= 1.02 * expected.nbytes
+    assert done.bytes_written <= 1.02 * expected.nbytes
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+
+
+def test_the_same_call_again_does_nothing(tmp_path):
+    trial_major(tmp_path / "in.h5")
+    first = ps.convert(ps.open(tmp_path / "in.h5"), tmp_path / "out.zarr")
+    before = tree(tmp_path)
+    second = ps.convert(ps.open(tmp_path / "in.h5"), tmp_path / "out.zarr")
+    assert (first.done, second.done, second.finished) == (1, 0, True)
+    assert tree(tmp_path) == before
+
+
+def test_a_plan_is_told_and_nothing_is_written(tmp_path):
+    done = ps.convert(ps.from_arrays(x=np.zeros((9, 4))), tmp_path / "out.zarr", dry_run=True)
+    assert list(tmp_path.iterdir()) == []
+    assert not done.finished
+    told = json.loads(json.dumps(done.plan.as_json()))
+    assert (told["tasks"], told["bytes"]) == (1, 9 * 4 * 8)
+    assert "9 rows" in str(done.plan)
+
+
+def test_the_function_wins_over_its_package():
+    import penstock.conversion.plan  # noqa: F401
+
+    assert callable(ps.convert)
+    assert ps.convert.__module__ == "penstock.conversion.convert"

@@ -1,0 +1,64 @@
+"""The arithmetic: every value in one shard, every task within its room."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.conversion.cut import TooLittle, Wanted, boxes, cut_field, largest_divisor
+
+
+def wanted(rows, shape, block, chunk, shard_bytes=4096, least=1):
+    return Wanted(
+        rows=rows, shape=shape, dtype=np.dtype(np.int16), block_rows=block, source_chunk=chunk, chunk_rows=None,
+        shard_bytes=shard_bytes, least_read_bytes=least,
+    )  # fmt: skip
+
+
+def overhead(box, read_rows, chunk_rows):
+    return 100 + 2 * chunk_rows
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rows=st.integers(1, 60), shape=st.lists(st.integers(1, 9), max_size=3).map(tuple), block=st.integers(1, 70),
+    room=st.integers(150, 4000), cut_chunks=st.booleans(),
+)  # fmt: skip
+def test_every_value_is_in_one_shard_and_every_task_fits(rows, shape, block, room, cut_chunks):
+    chunk = tuple(max(1, n // 2) for n in shape) if cut_chunks else ()
+    enough = room
+    try:
+        cut = cut_field(wanted(rows, shape, block, chunk), room, overhead)
+    except TooLittle as found:
+        enough = found.need_bytes
+        cut = cut_field(wanted(rows, shape, block, chunk), enough, overhead)  # what is named is enough
+    assert enough >= room
+    assert cut.need_bytes <= enough
+    seen = np.zeros((rows, *shape), int)
+    for place in np.ndindex(*cut.grid):
+        these, part = cut.shard(place)
+        for read in cut.reads(these):
+            assert len(read) <= cut.read_rows
+            seen[(slice(read.start, read.stop), *part)] += 1
+    assert (seen == 1).all()
+    assert cut.shard_rows % cut.read_rows == 0
+
+
+def test_rows_are_cut_along_chunks_before_through_them():
+    found = list(boxes((20, 6), (5, 3)))
+    assert found[0] == (20, 6)
+    assert {(10, 6), (5, 6)} <= set(found)
+    through = [box for box in found if box[0] % 5 or box[1] % 3]
+    assert found.index(through[0]) > found.index((5, 3))
+
+
+def test_rows_are_not_cut_to_shreds():
+    with pytest.raises(TooLittle) as refused:
+        cut_field(wanted(100, (300_000,), 100, (1,), least=2**20), 1, overhead)
+    cut = cut_field(wanted(100, (300_000,), 100, (1,), least=2**20), refused.value.need_bytes, overhead)
+    assert np.prod(cut.grid) < 60
+
+
+@pytest.mark.parametrize(("number", "most", "expected"), [(12, 5, 4), (7, 6, 1), (10, 100, 10), (10, 0, 1)])
+def test_largest_divisor(number, most, expected):
+    assert largest_divisor(number, most) == expected

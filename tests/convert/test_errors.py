@@ -1,0 +1,139 @@
+"""What cannot be done is refused in plain words, and nothing is destroyed."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+from tests.convert.sources import tree, trial_major, voxel_major
+
+import penstock as ps
+from penstock.errors import BudgetExceeded, Changed, ConfigError, ConvertFailed
+
+
+@pytest.fixture
+def ds():
+    return ps.from_arrays(x=np.arange(200.0).reshape(20, 10))
+
+
+@pytest.mark.parametrize(
+    ("goal", "options", "match"),
+    [
+        ("out.xyz", {}, "no format that can be written"),
+        ("s3://bucket/out.zarr", {}, "written to this machine"),
+        ("out.npy", {"compression": "zstd"}, "npy takes none"),
+        ("out.zarr", {"compression": "lz77"}, "zarr takes zstd, none"),
+        ("out-%d.zarr", {}, "numbered files are for"),
+        ("out.zarr", {"memory": "lots"}, "not a size"),
+        ("out.zarr", {"executor": "sparks"}, "executor="),
+        ("out.zarr", {"executor": 3}, "expected .processes., .serial. or an Executor"),
+        ("out.zarr", {"part": (3, 2)}, "third of 40"),
+        ("out.zarr", {"workers": 0}, "workers=0"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(tmp_path, ds, goal, options, match):
+    path = goal if "://" in goal else tmp_path / goal
+    with pytest.raises(ConfigError, match=match):
+        ps.convert(ds, path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fields_that_a_format_cannot_hold(tmp_path):
+    two = ps.from_arrays(x=np.zeros(5), y=np.zeros((5, 2, 2)))
+    with pytest.raises(ConfigError, match="npy file has one array, and there are 2 fields"):
+        ps.convert(two, tmp_path / "out.npy")
+    with pytest.raises(ConfigError, match="a Parquet table has columns"):
+        ps.convert(two, tmp_path / "out.parquet")
+    voxel_major(tmp_path / "in.h5")
+    with pytest.raises(ConfigError, match="blocks of"):
+        ps.convert(ps.open(tmp_path / "in.h5", row_axis=1), tmp_path / "out.npy", shuffle=1)
+
+
+@pytest.mark.parametrize("goal", ["out.zarr", "out.npy", "out.h5", "out.tar", "out.parquet"])
+def test_a_budget_that_is_too_little_names_one_that_works(tmp_path, goal):
+    values = voxel_major(tmp_path / "in.h5", voxels=500)
+    ds = ps.open(tmp_path / "in.h5", row_axis=1)
+    with pytest.raises(BudgetExceeded, match="the smallest that works is") as refused:
+        ps.convert(ds, tmp_path / goal, memory="1MiB")
+    assert not (tmp_path / goal).exists()
+    smallest = int(str(refused.value).split("(")[1].split(" bytes")[0].replace(",", ""))
+    with pytest.raises(BudgetExceeded):
+        ps.convert(ds, tmp_path / goal, memory=smallest - 1)
+    done = ps.convert(ds, tmp_path / goal, memory=smallest)
+    assert done.plan.planned_bytes <= smallest
+    found = ps.open(tmp_path / goal)
+    np.testing.assert_array_equal(found[:][next(iter(found.fields))], values)
+
+
+@pytest.mark.parametrize("goal", ["out.zarr", "out.npy"])
+def test_an_output_that_is_there_is_replaced_only_when_asked_and_only_at_the_end(tmp_path, ds, goal, monkeypatch):
+    ps.convert(ps.from_arrays(x=np.zeros((3, 2))), tmp_path / goal)
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match="exists already"):
+        ps.convert(ds, tmp_path / goal)
+    assert tree(tmp_path) == before
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.conversion.run.run_task", lambda job, task: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ps.convert(ds, tmp_path / goal, overwrite=True)
+    assert {name: data for name, data in tree(tmp_path).items() if not name.startswith(".")} == before
+    ps.convert(ds, tmp_path / goal, overwrite=True)
+    assert len(ps.open(tmp_path / goal)) == 20
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("goal", ["out.zarr", "out.npy", "out.h5", "out.tar"])
+def test_a_full_disk_loses_nothing(tmp_path, goal, monkeypatch):
+    values = trial_major(tmp_path / "in.h5")
+    ds = ps.open(tmp_path / "in.h5")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.conversion.work.write_at", full)
+        patched.setattr("penstock.conversion.ranges.write_at", full)
+        patched.setattr("penstock.conversion.rows.TarWriter.write", full)
+        with pytest.raises(ConvertFailed, match="No space left"):
+            ps.convert(ds, tmp_path / goal)
+    assert not (tmp_path / goal).exists()
+    assert list((tmp_path / f".{goal}.penstock" / "partial").iterdir()) == []
+    ps.convert(ds, tmp_path / goal)
+    found = ps.open(tmp_path / goal)
+    np.testing.assert_array_equal(found[:][next(iter(found.fields))], values)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_place_that_cannot_be_written(tmp_path, ds):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConvertFailed, match="cannot be written"):
+        ps.convert(ds, tmp_path / "file" / "out.zarr")
+    with pytest.raises(ConvertFailed, match="cannot be written"):
+        ps.convert(ds, "/proc/out.zarr")
+
+
+def test_a_source_that_changes_meanwhile(tmp_path):
+    trial_major(tmp_path / "in.h5")
+    ds = ps.open(tmp_path / "in.h5")
+    ps.convert(ds, tmp_path / "out.npy", part=(1, 1))
+    os.utime(tmp_path / "in.h5", ns=(1, 1))
+    with pytest.raises(Changed, match="was changed after the conversion began"):
+        ps.convert(ds, tmp_path / "out.npy", only_finish=True)
+    with pytest.raises(ConvertFailed, match="another conversion"):
+        ps.convert(ps.open(tmp_path / "in.h5"), tmp_path / "out.npy")
+    assert not (tmp_path / "out.npy").exists()
+    assert ps.convert(ps.open(tmp_path / "in.h5"), tmp_path / "out.npy", restart=True).finished
+
+
+def test_what_comes_back_otherwise_is_not_used(tmp_path, ds, monkeypatch):
+    def damaged(descriptor, view, offset):
+        view[:] = bytes(len(view))
+
+    for goal in ("out.zarr", "out.npy"):
+        with monkeypatch.context() as patched:
+            patched.setattr("penstock.conversion.encode.read_at", damaged)
+            patched.setattr("penstock.conversion.ranges.read_at", damaged)
+            with pytest.raises(ConvertFailed, match="came back otherwise"):
+                ps.convert(ds, tmp_path / goal)
+        assert not (tmp_path / goal).exists()
+        assert ps.convert(ds, tmp_path / goal).finished
