@@ -1,0 +1,1 @@
+"""penstock inside other people's training loops. Each module needs its package, and is imported by its own name."""
