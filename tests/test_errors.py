@@ -3,8 +3,10 @@
 import inspect
 import pickle
 
+import numpy as np
 import pytest
 
+import penstock
 from penstock import errors
 
 EXCEPTIONS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
@@ -40,6 +42,18 @@ def test_takes_one_string_and_survives_pickling(kind):
     assert type(again) is kind
     assert again.args == error.args == ("expected 3 rows, got 4: ask for fewer",)
     assert str(again) == str(error) == "expected 3 rows, got 4: ask for fewer"
+
+
+def test_a_refused_budget_names_the_smallest():
+    ds = penstock.from_arrays(x=np.zeros((64, 3)))
+    with pytest.raises(errors.BudgetExceeded) as refused:
+        penstock.Loader(ds, batch_size=8, memory=1)
+    smallest = pickle.loads(pickle.dumps(refused.value)).smallest_bytes
+    assert f"({smallest:,} bytes" in str(refused.value)
+    penstock.Loader(ds, batch_size=8, memory=smallest).close()
+    with pytest.raises(errors.BudgetExceeded):
+        penstock.Loader(ds, batch_size=8, memory=smallest - 1)
+    assert errors.BudgetExceeded("rebuilt from its text").smallest_bytes is None
 
 
 @pytest.mark.case(26)

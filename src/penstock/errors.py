@@ -22,7 +22,8 @@ PenstockError
     └── WrongArgument       an unknown argument, or one of the wrong type (also a TypeError)
 
 Rules: each takes exactly one string, so that it pickles and so that torch's worker processes can rebuild it;
-the string says what was expected, what came, where, and the way out. All are also names of ``penstock`` itself.
+the string says what was expected, what came, where, and the way out. What programs want to know besides is an attribute,
+which may be None. All are also names of ``penstock`` itself.
 """
 
 
@@ -84,6 +85,11 @@ class WorkerDied(PenstockError):
 
 class BudgetExceeded(PenstockError):
     """The plan does not fit the memory given."""
+
+    def __init__(self, message: str = "", *, smallest_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+        """The smallest ``memory`` that works, where it is known."""
 
 
 class StateMismatch(PenstockError):

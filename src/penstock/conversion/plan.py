@@ -202,7 +202,8 @@ def _cuts_or_refuse(ds: Dataset, goal: str, options: Options, limit_bytes: int, 
         )
         raise BudgetExceeded(
             f"memory={format_size(limit_bytes)} is too little for this conversion: the smallest that works is "
-            f"{format_size(least)} ({least:,} bytes).{why}"
+            f"{format_size(least)} ({least:,} bytes).{why}",
+            smallest_bytes=least,
         ) from None
 
 

@@ -220,7 +220,8 @@ def make_joint_plan(requests: Mapping[str, Request]) -> JointPlan:
     smallest = _by_name({name: least(request) for name, request in requests.items()}, threads=1)
     smallest_bytes = sum(smallest.values())
     if smallest_bytes > first.limit_bytes:
-        raise BudgetExceeded(plan_text.refusal(requests, smallest, first.limit_bytes))
+        refusal = plan_text.refusal(requests, smallest, first.limit_bytes)
+        raise BudgetExceeded(refusal, smallest_bytes=smallest_bytes)
     threads, found = spend(list(requests.values()))
     spent = dict(zip(requests, found, strict=True))
     held = _by_name(spent, threads)

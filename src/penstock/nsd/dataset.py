@@ -1,7 +1,6 @@
 """The dataset to train on: voxels, pictures and other columns, one sample per trial or per picture."""
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -153,10 +152,10 @@ class NSDDataset(Dataset):
                 return make(**{**options, "window": window})
             except BudgetExceeded as error:
                 refusal = error
-        found = re.search(r"\(([\d,]+) bytes", str(refusal))
-        smallest = self.opening_bytes + (int(found[1].replace(",", "")) if found else 0)
+        smallest = self.opening_bytes + (refusal.smallest_bytes or 0)
         raise BudgetExceeded(
             f"memory={format_size(memory)} is too little: the smallest that works is {format_size(smallest)} "
             f"({smallest:,} bytes, of which {self.opening_bytes:,} are "
-            f"set aside for the trial table and masks). For the rest: {refusal}"
+            f"set aside for the trial table and masks). For the rest: {refusal}",
+            smallest_bytes=smallest,
         ) from refusal

@@ -262,7 +262,8 @@ class _Copy:
             smallest = BASE_BYTES + borrowed + least
             raise BudgetExceeded(
                 f"memory={format_size(self.limit_bytes)} is too little to prepare with: the smallest that works is "
-                f"{format_size(smallest)} ({smallest:,} bytes)"
+                f"{format_size(smallest)} ({smallest:,} bytes)",
+                smallest_bytes=smallest,
             )
         return min(room, MOST_TOGETHER)
 
