@@ -16,8 +16,7 @@ from penstock.base.spec import Cast
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.second_pass import Converted, Cropped, Padded, Permuted
 from penstock.dataset.store import StoreBase
-from penstock.read import chunk_decode, part
-from penstock.read import chunks as chunkread
+from penstock.read import chunk_decode, chunk_groups, part
 
 ROWS, SHAPE, CHUNK, SHARES = 12, (6, 7), (6, 4, 4), 3
 MASK = np.zeros(SHAPE, bool)
@@ -45,7 +44,7 @@ def ds(tmp_path: Path) -> ps.Dataset:
 @pytest.fixture
 def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry per chunk that was decoded."""
-    read, read_group, found = chunk_decode.Decoding.read, chunkread.SmallChunks._read_group, list[int]()
+    read, read_group, found = chunk_decode.Decoding.read, chunk_groups.SmallChunks._read_group, list[int]()
 
     def reading(self: Any, handle: Any, block: int, piece: int, *rest: Any) -> None:
         found.append(piece)
@@ -56,7 +55,7 @@ def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         read_group(self, handle, block, pieces, *rest)
 
     monkeypatch.setattr(chunk_decode.Decoding, "read", reading)
-    monkeypatch.setattr(chunkread.SmallChunks, "_read_group", reading_group)
+    monkeypatch.setattr(chunk_groups.SmallChunks, "_read_group", reading_group)
     return found
 
 

@@ -11,8 +11,7 @@ import pytest
 import penstock as ps
 from penstock.dataset.extent_store import ExtentStore
 from penstock.errors import BudgetExceeded, DecodeFailed
-from penstock.read import chunk_decode
-from penstock.read import chunks as chunkread
+from penstock.read import chunk_decode, chunk_groups
 from penstock.testing import check_resume
 
 SESSIONS, ROWS_EACH, BLOCK = 3, 22, 5
@@ -36,7 +35,7 @@ def ds(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_polic
 @pytest.fixture
 def chunks_read(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int, int]]:
     counted: Counter[tuple[str, int, int]] = Counter()
-    read, read_group = chunk_decode.Decoding.read, chunkread.SmallChunks._read_group
+    read, read_group = chunk_decode.Decoding.read, chunk_groups.SmallChunks._read_group
 
     def counting(self: Any, handle: Any, block: int, piece: int, *rest: Any) -> None:
         counted[self.array.file.path, block, piece] += 1
@@ -47,7 +46,7 @@ def chunks_read(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int, int]
         read_group(self, handle, block, pieces, *rest)
 
     monkeypatch.setattr(chunk_decode.Decoding, "read", counting)
-    monkeypatch.setattr(chunkread.SmallChunks, "_read_group", counting_group)
+    monkeypatch.setattr(chunk_groups.SmallChunks, "_read_group", counting_group)
     return counted
 
 

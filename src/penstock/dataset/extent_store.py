@@ -10,16 +10,16 @@ from penstock.base.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPa
 from penstock.base.urls import base_name
 from penstock.dataset.store import Filled, Out, StoreBase, check_rows, digest
 from penstock.files.files import Files
+from penstock.read.chunk_blocks import BlockReader
 from penstock.read.chunk_files import spread
-from penstock.read.chunks import LargeChunks, SmallChunks, chunk_reader
+from penstock.read.chunk_groups import SmallChunks
+from penstock.read.chunks import chunk_reader
 from penstock.read.codecs import checked_by
 from penstock.read.extents import Chunks, Extents, Members
 from penstock.read.members import GatherMembers, MemberReader, Together, member_reader, together
 from penstock.read.part import Box, Within, compose
 from penstock.read.pieces import WHOLE, Share
 from penstock.read.rows import Gathering, MappedReader, PartReader, RowReader, row_reader
-
-"""Codecs that notice a damaged byte, and the checksum by which they do."""
 
 
 class ExtentStore(StoreBase):
@@ -108,14 +108,14 @@ class ExtentStore(StoreBase):
             reader = self._readers[name]
             if name in at_once:
                 continue
-            if isinstance(reader, LargeChunks | SmallChunks):
+            if isinstance(reader, BlockReader):
                 reader.read(rows, at, target, share)
             elif share[0] == 0:
                 reader.read(rows, at, target)
 
     def filled(self, field: str, rows: np.ndarray, share: Share) -> Iterator[tuple[np.ndarray, Filled]]:
         reader = self._readers[field]
-        if isinstance(reader, LargeChunks | SmallChunks):
+        if isinstance(reader, BlockReader):
             yield np.arange(len(rows)), reader.filled(share)
         else:
             yield from super().filled(field, rows, share)
@@ -147,7 +147,7 @@ class ExtentStore(StoreBase):
     def read_paths(self) -> Sequence[ReadPath]:
         return [
             _whole_path(reader, _chunk_path(name, reader, self._length))
-            if isinstance(reader, LargeChunks | SmallChunks)
+            if isinstance(reader, BlockReader)
             else _whole_path(reader, _range_path(name, reader, self._length))
             for name, reader in self._readers.items()
         ]
@@ -160,7 +160,7 @@ class ExtentStore(StoreBase):
 
 
 _RowReader = RowReader | PartReader | MappedReader | MemberReader | GatherMembers
-_Reader = _RowReader | LargeChunks | SmallChunks
+_Reader = _RowReader | BlockReader
 
 
 def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None) -> _Reader:
@@ -203,7 +203,7 @@ def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
     )  # fmt: skip
 
 
-def _chunk_path(name: str, reader: LargeChunks | SmallChunks, rows: int) -> ReadPath:
+def _chunk_path(name: str, reader: BlockReader, rows: int) -> ReadPath:
     array = reader.array
     wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
     decoded = reader.pieces_per_row * array.chunk_bytes
