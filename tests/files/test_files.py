@@ -353,7 +353,7 @@ def test_many_threads_share_few_descriptors(files_of, tmp_path, max_open):
             if not np.array_equal(got, expected[number][offset : offset + 1_000]):
                 wrong.append(number)
             if turn % 5 == seed % 5:
-                with files._changed:  # nothing is opened or closed while we count
+                with files._pool._changed:  # nothing is opened or closed while we count
                     most.append(held(tmp_path))
 
     in_threads(work, 8)
@@ -375,8 +375,8 @@ def in_threads(work, count):
 def waiting(files, count):
     """Until so many threads wait for a handle."""
     while True:
-        with files._changed:
-            if len(files._changed._waiters) == count:
+        with files._pool._changed:
+            if len(files._pool._changed._waiters) == count:
                 return
 
 

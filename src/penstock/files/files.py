@@ -3,23 +3,17 @@
 Positioned reads into memory the caller owns, through handles lent from a bounded, least-recently-used set.
 
 Rules:
-1. A handle is lent in a ``with``, to several threads at once, and no thread borrows two, so that waiting for one
-   cannot deadlock.
-2. Never more than ``max_open`` descriptors are open; with 0, each request opens and closes its own.
-3. Handles are never shared across a fork: the child closes what it inherited and opens its own.
-4. A file is identified when it is parsed and checked when it is lent. Another size or time is an error, not other data.
+1. A handle is lent in a ``with``, to several threads at once (pool.py).
+2. Handles are never shared across a fork: the child closes what it inherited and opens its own.
+3. A file is identified when it is parsed and checked when it is lent. Another size or time is an error, not other data.
    Files that were not seen before, one of a million chunks each, are opened for one loan: they may be absent.
-5. A file on another machine is read in ranges; with a cache, from its copy there, which is open only while it is lent,
+4. A file on another machine is read in ranges; with a cache, from its copy there, which is open only while it is lent,
    so that the cache can make room (copies.py). None is ever mapped.
-6. With a manifest, no byte of a file is delivered before its block was compared, and no file is mapped, since reads of
+5. With a manifest, no byte of a file is delivered before its block was compared, and no file is mapped, since reads of
    a mapping cannot be seen. A file that a library opens by its name is compared whole before that.
 """
 
-import errno
 import os
-import threading
-import weakref
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -28,10 +22,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from penstock.base import checks, fork, stop
+from penstock.base import checks, fork
 from penstock.base import policy as policies
 from penstock.base.file_id import FileId
-from penstock.base.machine import descriptor_limit
 from penstock.base.policy import ReadPolicy
 from penstock.base.scratch import aligned
 from penstock.base.sizes import KiB, parse_size
@@ -42,13 +35,11 @@ from penstock.files.compression import MAX_EXPANSION
 from penstock.files.copies import Copies, Servers, no_cache
 from penstock.files.handles import NOT_SEEN, BodyHandle, Handle, RemoteHandle, UnseenHandle, identify
 from penstock.files.manifest import PIECE_BYTES, Manifest
-from penstock.files.retry import AGAIN_AFTER_S, TRIES, open_for_parser
+from penstock.files.pool import IDLE, MAX_OPEN_FILES, Loan, Pool
+from penstock.files.retry import open_for_parser
 
 if TYPE_CHECKING:  # remote takes a while to import, and is imported when it is needed
     from penstock.remote.ranges import Body, Head, Remote, RemoteOptions
-
-# Enough for one handle per session and thread, far below the limits of macOS (256) and Linux (1024).
-MAX_OPEN_FILES = 64
 
 # For files that are read from beginning to end.
 BUFFER_BYTES = 256 * KiB
@@ -58,9 +49,6 @@ HEAD_BYTES = 512
 
 # Files that LMDB and TileDB lock: not data.
 LOCKS = ("lock.mdb", "__lock.tdb")
-
-
-_ALL: "weakref.WeakSet[Files]" = weakref.WeakSet()
 
 
 class Files:
@@ -80,27 +68,17 @@ class Files:
         self.max_open = checks.whole("max_open_files", max_open, expected="how many may be open at once")
         self.max_expansion = checks.whole("max_expansion", max_expansion, least=1)
         self.policy = policy or policies.DEFAULT
-        self.manifest = manifest
+        self._pool = Pool(self.max_open, self.policy, manifest)
         self._servers = Servers(remote, known or {})
         self._copies = None if cache is None else Copies(cache, self._servers, manifest, self.max_expansion)
-        self._reset()
-        _ALL.add(self)
+        IDLE.add(self)
         fork.register(self)
-
-    def _reset(self) -> None:
-        self._open: OrderedDict[tuple[FileId, bool], Handle] = OrderedDict()
-        self._once_open: set[Handle] = set()  # for one loan each
-        self._most = min(self.max_open or MAX_OPEN_FILES, max(1, descriptor_limit() // 2))  # others need some too
-        self._changed = threading.Condition()
 
     def after_fork(self) -> None:
         """Close inherited descriptors; the child opens its own."""
-        inherited = [*self._open.values(), *self._once_open]
-        self._reset()
+        self._pool.after_fork()
         if self._servers.made is not None:
             self._servers.made.after_fork()
-        for handle in inherited:
-            handle.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = partial(
@@ -114,6 +92,10 @@ class Files:
             policy=self.policy,
         )
         return made, ()
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return self._pool.manifest
 
     @property
     def cache(self) -> FileCache | None:
@@ -169,7 +151,7 @@ class Files:
     def compare_addresses(self, paths: Sequence[str]) -> None:
         """Find these remote files in the manifest by the names that it has for them."""
         if self.manifest is not None:
-            self.manifest = self.manifest.of_addresses(paths)
+            self._pool.manifest = self.manifest.of_addresses(paths)
             if self._copies is not None:
                 self._copies.manifest = self.manifest
 
@@ -197,11 +179,11 @@ class Files:
         """
         if file.size == NOT_SEEN or file.expanded or is_remote(file.path):
             return self._lend_other(file)
-        return _Loan(self, file, mapped)
+        return Loan(self._pool, file, mapped)
 
     def _lend_other(self, file: FileId) -> AbstractContextManager[Handle]:
         if file.size == NOT_SEEN:
-            return self._lend_unseen_remote(file) if is_remote(file.path) else self._lend_once(file)
+            return self._lend_unseen_remote(file) if is_remote(file.path) else self._pool.lend_once(file)
         if file.expanded or self._keeps(file):
             assert self._copies is not None
             return self._copies.lend(file)
@@ -218,23 +200,6 @@ class Files:
             return
         with self.lend(seen) as handle:
             yield handle
-
-    @contextmanager
-    def _lend_once(self, file: FileId) -> Iterator[Handle]:
-        """A file opened for this loan alone; others do not wait while it is opened."""
-        handle = UnseenHandle(file, self.manifest, self.policy)
-        with self._changed:
-            while not self._has_room():
-                pass
-            self._once_open.add(handle)
-        try:
-            handle.open()
-            yield handle
-        finally:
-            handle.close()
-            with self._changed:
-                self._once_open.discard(handle)
-                self._changed.notify()
 
     @contextmanager
     def lend_in_order(self, file: FileId) -> Iterator[Handle]:
@@ -278,91 +243,10 @@ class Files:
         return self._copies.expanded(packed, size)
 
     def close(self) -> None:
-        """Close the descriptors that are not lent right now; the files can be lent again afterwards.
-
-        Mappings have none, and stay while they are among the most recently used: a new mapping costs a page fault for
-        every page that is touched again.
-        """
-        with self._changed:
-            for key in [key for key, handle in self._open.items() if handle.users == 0 and handle.descriptor >= 0]:
-                self._close(*key)
-            self._changed.notify_all()
+        """Close the descriptors that are not lent right now; the files can be lent again afterwards."""
+        self._pool.close()
         if self._servers.made is not None:
             self._servers.made.close()
-
-    def _take(self, file: FileId, mapped: bool) -> Handle:
-        """A handle that counts as lent. If the process has no descriptors left, idle ones are closed first."""
-        for left in range(TRIES - 1, -1, -1):
-            try:
-                return self._take_once(file, mapped)
-            except Unavailable as error:
-                if not left or not _out_of_descriptors(error):
-                    raise
-            for each in list(_ALL):
-                each.close()
-            stop.sleep(AGAIN_AFTER_S)
-        raise AssertionError
-
-    def _take_once(self, file: FileId, mapped: bool) -> Handle:
-        with self._changed:
-            while (handle := self._open.get((file, mapped))) is None:
-                if self._has_room():
-                    handle = self._opened(file, mapped)
-                    break
-            self._open.move_to_end((file, mapped))
-            handle.users += 1
-            return handle
-
-    def _give_back(self, handle: Handle, file: FileId, mapped: bool) -> None:
-        with self._changed:
-            handle.users -= 1
-            if handle.users == 0:
-                if self.max_open == 0:
-                    self._close(file, mapped)
-                self._changed.notify()
-
-    def _has_room(self) -> bool:
-        """Whether one more may be open; if not, close an idle one, or wait until something changes."""
-        if len(self._open) + len(self._once_open) < self._most:
-            return True
-        idle = next((key for key, handle in self._open.items() if handle.users == 0), None)
-        if idle:
-            self._close(*idle)
-        else:
-            self._changed.wait()
-        return False
-
-    def _opened(self, file: FileId, mapped: bool) -> Handle:
-        try:
-            handle = self._open[file, mapped] = Handle(file, mapped, self.manifest, self.policy)
-        except BaseException:
-            self._changed.notify()  # somebody else may use the room that was made for it
-            raise
-        return handle
-
-    def _close(self, file: FileId, mapped: bool) -> None:
-        self._open.pop((file, mapped)).close()
-
-
-class _Loan:
-    """A handle of a local file, for the length of a ``with``. (A generator would take twice as long.)"""
-
-    __slots__ = ("file", "files", "handle", "mapped")
-
-    def __init__(self, files: Files, file: FileId, mapped: bool) -> None:
-        self.files, self.file, self.mapped = files, file, mapped
-
-    def __enter__(self) -> Handle:
-        handle = self.handle = self.files._take(self.file, self.mapped)
-        try:
-            handle.check()
-        except BaseException:
-            self.files._give_back(handle, self.file, self.mapped)
-            raise
-        return handle
-
-    def __exit__(self, *error: object) -> None:
-        self.files._give_back(self.handle, self.file, self.mapped)
 
 
 def files_below(path: str) -> Iterator[str]:
@@ -408,7 +292,3 @@ def remote_files(
     elif cache_bytes is not None:
         raise ConfigError(f"cache_bytes={cache_bytes!r} without cache_dir=: name the folder that it limits")
     return Files(max_open, remote=remote, cache=cache, manifest=manifest, max_expansion=max_expansion)
-
-
-def _out_of_descriptors(error: Unavailable) -> bool:
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EMFILE, errno.ENFILE)

@@ -15,8 +15,9 @@ from penstock.dataset.dataset import Dataset, OnError, check_on_error
 from penstock.dataset.store import Store, StoreBase, as_base
 from penstock.errors import ConfigError, DataError, FieldsLeftOut, SourceError
 from penstock.files.compression import MAX_EXPANSION
-from penstock.files.files import MAX_OPEN_FILES, Files, remote_files
+from penstock.files.files import Files, remote_files
 from penstock.files.manifest import load
+from penstock.files.pool import MAX_OPEN_FILES
 from penstock.files.retry import retry_library
 from penstock.formats import raw
 from penstock.formats.paths import Path, absolute, expanded, paths_of

@@ -13,7 +13,7 @@ from penstock.base.spec import row_bytes
 from penstock.dataset.composition import join
 from penstock.dataset.dataset import Dataset, Index
 from penstock.errors import BudgetExceeded, ConfigError, DataError
-from penstock.files.files import MAX_OPEN_FILES
+from penstock.files.pool import MAX_OPEN_FILES
 from penstock.loader.loader import Loader
 from penstock.loader.request import WINDOW_BYTES
 from penstock.nsd.layout import Layout

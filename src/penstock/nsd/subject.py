@@ -14,7 +14,8 @@ from penstock.base.urls import is_remote
 from penstock.dataset.composition import concat
 from penstock.dataset.dataset import Dataset, OnError, check_on_error
 from penstock.errors import ConfigError, DataError, Missing
-from penstock.files.files import MAX_OPEN_FILES, Files, remote_files
+from penstock.files.files import Files, remote_files
+from penstock.files.pool import MAX_OPEN_FILES
 from penstock.formats.paths import absolute
 from penstock.nsd import bucket
 from penstock.nsd.betas import SessionFiles, Sessions, check_sessions, ranges, why_no_sessions

@@ -26,7 +26,8 @@ from penstock.base.sizes import parse_size
 from penstock.base.urls import is_remote, shown
 from penstock.dataset.dataset import Dataset, OnError
 from penstock.errors import ConfigError, Corrupt, DataError, Missing, Unavailable
-from penstock.files.files import MAX_OPEN_FILES, Files
+from penstock.files.files import Files
+from penstock.files.pool import MAX_OPEN_FILES
 from penstock.files.retry import open_for_parser
 from penstock.formats.open import open
 from penstock.loader.loader import Loader
