@@ -3,7 +3,9 @@
 A global step takes ``world_size * batch_size`` consecutive positions and deals them out in rank order. The rest at the
 end is split as evenly as possible, so every rank takes the same number of steps and every sample comes exactly once.
 Where fewer samples remain than there are ranks, ``tail="pad"`` repeats samples of that last step so that each rank has
-one, and ``tail="drop"`` leaves them out.
+one, and ``tail="drop"`` leaves them out. With ``tail="fill"`` the rest is dealt as if the step were whole, and its
+samples come again until all batches of all ranks have one size. What ranks gather from each other then begins with
+every sample once, in order: Accelerate's ``gather_for_metrics`` cuts off the repeated ones.
 
 Pure arithmetic: nothing here depends on how many rows there are.
 """
@@ -17,7 +19,7 @@ import numpy as np
 from penstock.base import checks
 from penstock.errors import ConfigError
 
-Tail = Literal["pad", "drop"]
+Tail = Literal["pad", "drop", "fill"]
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,27 @@ class Deal:
         bounds = np.cumsum([0, *(len(span) for span in spans)])
         begins = np.array([span.start for span in spans], np.int64)
         sizes = np.diff(bounds)
-        return np.repeat(begins - bounds[:-1], sizes) + np.arange(bounds[-1]), bounds
+        found = np.repeat(begins - bounds[:-1], sizes) + np.arange(bounds[-1])
+        if spans and spans[-1].stop > self.length:
+            self._repeat(found[bounds[-2] :], last_step - 1)
+        return found, bounds
+
+    def _repeat(self, positions: np.ndarray, step: int) -> None:
+        """Replace positions beyond the end by those of samples of the same step, which come again in turn."""
+        begin = self.start + step * self.step_samples
+        positions -= begin
+        positions %= self.length - begin
+        positions += begin
 
     def _span(self, step: int) -> range:
+        """The positions of this rank in a step; those beyond the end stand for samples that are repeated."""
         begin = self.start + step * self.step_samples
         rest = self.length - begin
-        if rest >= self.step_samples:
-            return range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)
-        if rest < self.world_size:  # fewer samples than ranks: repeat some
-            at = begin + self.rank % rest
-            return range(at, at + 1)
+        if rest >= self.step_samples or self.tail == "fill":
+            size = min(self.batch_size, self.length)
+            return range(begin + self.rank * size, begin + (self.rank + 1) * size)
         each, more = divmod(rest, self.world_size)
+        if each == 0:
+            return range(begin + self.rank, begin + self.rank + 1)
         at = begin + self.rank * each + min(self.rank, more)
         return range(at, at + each + (self.rank < more))

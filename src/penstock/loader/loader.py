@@ -18,6 +18,7 @@ from penstock.loader.nonfinite import Nan
 from penstock.loader.order import Order
 from penstock.loader.plan import Plan
 from penstock.loader.plan_text import ALONE
+from penstock.loader.ranks import Rank
 from penstock.loader.request import order_of
 from penstock.loader.source import Options
 from penstock.loader.stats import Report, Stats
@@ -112,9 +113,13 @@ class Loader(BaseLoader):
                  ``stats()``; "raise" treats such a sample as unreadable. Looking takes about as long as copying the
                  values
     drop_last:   leave out the last, smaller batch
-    tail:        where fewer samples remain than ranks: "pad" repeats some, "drop" leaves them out
-    rank, world_size:  this process's share; taken from torch.distributed where it is in use. Where a launcher has set
-                 WORLD_SIZE, make the loader after ``init_process_group``, or pass both
+    tail:        where fewer samples remain than ranks: "pad" repeats some, "drop" leaves them out. "fill" makes all
+                 batches of all ranks equally large: the last ones repeat samples
+    rank, world_size:  this process's share; taken from torch.distributed where it is in use. ``rank="auto"`` also asks
+                 the environment: torchrun, Slurm, MPI. Under such a launcher, make the loader after
+                 ``init_process_group``, or pass one of these
+    mesh:        a torch ``DeviceMesh`` in place of rank and world_size: ranks along its data axes divide the samples,
+                 and ranks along others, such as "tp", get the same batches
     device:      copy batches to this device, and convert there
     output:      "torch" tensors or "numpy" arrays
     progress:    show how far each epoch is, with rate, memory and waits: a bar on a terminal, else lines; on rank 0
@@ -137,15 +142,16 @@ class Loader(BaseLoader):
         nan: Nan = "pass",
         drop_last: bool = False,
         tail: Tail = "pad",
-        rank: int | None = None,
+        rank: Rank = None,
         world_size: int | None = None,
+        mesh: Any = None,
         device: Any = None,
         output: Literal["torch", "numpy"] = "torch",
         progress: bool = False,
     ) -> None:
         options = Options(
             memory=memory, threads=threads, columns=columns, on_error=on_error, max_errors=max_errors, nan=nan,
-            drop_last=drop_last, tail=tail, rank=rank, world_size=world_size, device=device, output=output,
+            drop_last=drop_last, tail=tail, rank=rank, world_size=world_size, mesh=mesh, device=device, output=output,
         )  # fmt: skip
         orders = {ALONE: order_of(ds, shuffle, seed, window)}
         sources, held_before = make_sources({ALONE: ds}, orders, {ALONE: batch_size}, options)

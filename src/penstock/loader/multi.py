@@ -18,6 +18,7 @@ from penstock.loader.nonfinite import Nan
 from penstock.loader.order import Order, check_seed, repeated
 from penstock.loader.permutation import generator
 from penstock.loader.plan import JointPlan
+from penstock.loader.ranks import Rank
 from penstock.loader.request import order_of
 from penstock.loader.source import Options
 
@@ -79,8 +80,9 @@ class MultiLoader(BaseLoader):
         nan: Nan = "pass",
         drop_last: bool = False,
         tail: Tail = "pad",
-        rank: int | None = None,
+        rank: Rank = None,
         world_size: int | None = None,
+        mesh: Any = None,
         device: Any = None,
         output: Literal["torch", "numpy"] = "torch",
         progress: bool = False,
@@ -90,7 +92,7 @@ class MultiLoader(BaseLoader):
         shuffle, seed = checks.flag("shuffle", shuffle), check_seed(seed)
         options = Options(
             memory=memory, threads=threads, columns=columns, on_error=on_error, max_errors=max_errors, nan=nan,
-            drop_last=drop_last, tail=tail, rank=rank, world_size=world_size, device=device, output=output,
+            drop_last=drop_last, tail=tail, rank=rank, world_size=world_size, mesh=mesh, device=device, output=output,
         )  # fmt: skip
         sizes = _batch_sizes(datasets, batch_size)
         orders = {name: order_of(ds, shuffle, _seed_of(seed, name), window) for name, ds in datasets.items()}

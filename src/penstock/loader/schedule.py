@@ -102,7 +102,7 @@ def reads(
 
 
 def _steps(epoch: Epoch, together: int, batch_rows: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """So many steps at a time: the first position, all rows, and the bounds of each step among them.
+    """So many steps at a time: the lowest position, all rows, and the bounds of each step among them.
 
     The order is asked for thousands of positions at a time.
     """
@@ -114,7 +114,7 @@ def _steps(epoch: Epoch, together: int, batch_rows: int) -> Iterator[tuple[int, 
         rows = epoch.order.at(epoch.number, positions)
         for begin in range(0, last - first, together):
             here = bounds[begin : begin + together + 1]
-            yield int(positions[here[0]]), rows[here[0] : here[-1]], here - here[0]
+            yield int(positions[here[0] : here[-1]].min()), rows[here[0] : here[-1]], here - here[0]
 
 
 def _row_reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read | None]:

@@ -15,7 +15,7 @@ from penstock.loader.nonfinite import Nan
 from penstock.loader.order import Order
 from penstock.loader.outputs import Output
 from penstock.loader.plan import Plan
-from penstock.loader.ranks import place_of
+from penstock.loader.ranks import Rank, place_of
 from penstock.loader.readers import Faults, Readers
 from penstock.loader.request import IDENTITY, INDEX, URL, check_columns, chosen, request_for
 from penstock.loader.schedule import Epoch
@@ -35,8 +35,9 @@ class Options:
     nan: Nan
     drop_last: bool
     tail: Tail
-    rank: int | None
+    rank: Rank
     world_size: int | None
+    mesh: Any
     device: Any
     output: Literal["torch", "numpy"]
 
@@ -48,7 +49,8 @@ class Options:
 
     def deal(self, length: int, batch_size: int) -> Deal:
         """This rank's share of so many positions."""
-        return Deal(length, batch_size, *place_of(self.rank, self.world_size), self.drop_last, self.tail)
+        rank, world_size = place_of(self.rank, self.world_size, self.mesh)
+        return Deal(length, batch_size, rank, world_size, self.drop_last, self.tail)
 
 
 class Source:
