@@ -2,6 +2,7 @@
 # in processes of their own, workers started anew. `make lint` checks style and types, `make docs` builds the pages under
 # site. All set up .venv first; a second call is quick.
 # `make soak` brings faults about at random, for ten seeds from SEED on; the name of a test that fails carries its seed.
+# It also runs all laws with examples that are new each time; elsewhere they are always the same.
 # `make engines` installs Lightning, Accelerate, the Trainer, Dask and Ray, and runs the tests of training inside them.
 # `make oldest` checks types and runs the tests with the oldest releases of all dependencies; `make pins` renews the
 # versions that development installs use.
@@ -27,6 +28,7 @@ slow: $(VENV)/.ready
 
 soak: $(VENV)/.ready
 	$(PYTEST) -m soak --timeout 1800 $(if $(SEED),--seed $(SEED))
+	$(PYTEST) -m hypothesis --hypothesis-profile explore
 
 lint: types
 	$(BIN)/ruff check .

@@ -2,6 +2,9 @@
 
 A test that takes ``any_seed`` makes its own faults from that number: once in a usual run, and where it is marked
 ``soak``, which `make soak` alone runs, for ten numbers. Its name carries the number, and ``--seed`` begins there again.
+
+Hypothesis tries the same examples in every usual run: a change alone can make a law fail. `make soak` runs all laws with
+the profile "explore" as well, whose examples are new each time, and prints what reproduces a failure.
 """
 
 import contextlib
@@ -10,8 +13,13 @@ import os
 import tempfile
 
 import pytest
+from hypothesis import settings
 
 from penstock.base import policy
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)
+settings.load_profile("same")
 
 SOAK_SEEDS = 10
 

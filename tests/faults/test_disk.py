@@ -84,7 +84,7 @@ def test_a_full_disk_ends_writing_shards_with_an_error(tmp_path, ending):
 
 
 KILLED = """
-import hashlib, json, os, signal, sys, time
+import hashlib, json, os, shutil, signal, sys
 import numpy as np
 import penstock as ps
 from penstock.nsd import NSD
@@ -95,6 +95,10 @@ root, count = sys.argv[1], int(sys.argv[2])
 def prepare(folder):
     NSD(root, 1, prepared=folder).prepare(None)
     NSD(root, 1, prepared=folder).prepare()
+
+def one_file(folder):
+    NSD(root, 1, prepared=folder).prepare()
+    NSD(root, 1, prepared=folder).prepare(one_file=True)
 
 def shards(folder):
     os.makedirs(folder, exist_ok=True)
@@ -111,38 +115,59 @@ def digests(folder):
         for home, _, names in os.walk(folder) for name in names
     }
 
-def in_a_child(work, folder, kill_after=None):
+FILE_CALLS = {
+    "open", "mkstemp", "write", "pwrite", "posix_fallocate", "truncate", "flush", "fsync", "chmod", "replace", "close",
+    "mkdir", "unlink",
+}
+
+def in_a_child(work, folder, kill_at=0):
+    "The number of its calls that have to do with files; it is killed before call number kill_at."
+    receiver, sender = os.pipe()
     child = os.fork()
     if child == 0:
+        calls = 0
+        def count(frame, event, function):
+            nonlocal calls
+            if event == "c_call" and function.__name__ in FILE_CALLS:
+                calls += 1
+                if calls == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
         try:
+            sys.setprofile(count)
             work(folder)
+            sys.setprofile(None)
+            os.write(sender, str(calls).encode())
             os._exit(0)
         except BaseException:
             import traceback
             traceback.print_exc()
             os._exit(1)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
+    os.close(sender)
+    calls = os.read(receiver, 20)
+    os.close(receiver)
+    assert os.waitpid(child, 0)[1] == (signal.SIGKILL if kill_at else 0)
+    return int(calls or 0)
 
-told = {}
-for work in (prepare, shards):
+told, known = {}, {}
+for work in (prepare, one_file, shards):
     name = work.__name__
     work(f"{name}-first")  # imports what it needs
-    began = time.perf_counter()
-    assert in_a_child(work, f"{name}-right") == 0
-    seconds, right = time.perf_counter() - began, digests(f"{name}-right")
-    killed = whole = same = 0
-    for number in range(count):
-        folder = f"{name}-{number}"
-        killed += in_a_child(work, folder, seconds * (number + 0.5) / count) != 0
-        left = digests(folder)
-        final = {each: found for each, found in left.items() if not each.endswith((".part", ".partial"))}
-        whole += all(right[each] == found for each, found in final.items())
-        assert in_a_child(work, folder) == 0
-        same += digests(folder) == right
-    told[name] = [killed, whole, same, len(right)]
+    calls = in_a_child(work, f"{name}-right")
+    right, whole, same = digests(f"{name}-right"), 0, 0
+    known |= right  # one_file removes files of prepare
+    chosen = sorted({1 + calls * number // count for number in range(count)})
+    for kill_at in chosen:
+        folder = f"{name}-{kill_at}"
+        in_a_child(work, folder, kill_at)
+        left = {each: found for each, found in digests(folder).items() if not each.endswith((".part", ".partial"))}
+        whole += all(known[each] == found for each, found in left.items())
+        in_a_child(work, folder)
+        found = digests(folder)
+        same += found == right
+        if found != right:
+            print(name, kill_at, sorted(set(found.items()) ^ set(right.items())), file=sys.stderr)
+        shutil.rmtree(folder)
+    told[name] = [len(chosen), whole, same, len(right)]
 print(json.dumps(told))
 """
 
@@ -150,19 +175,19 @@ print(json.dumps(told))
 def check_kills(done, count):
     assert done.code == 0, done.err
     for name, (killed, whole, same, files) in json.loads(done.out).items():
-        assert killed > count // 3, (name, "most came too late")
+        assert killed == count, name
         assert (whole, same) == (count, count), (name, done.err)
-        assert files > 3
+        assert files > 1
 
 
 @pytest.mark.case(42)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_killed_conversion_gives_the_same_bytes_when_run_again(apart, releases):
-    check_kills(apart(KILLED, releases / "voxel-major", 6, deadline=100), 6)
+    check_kills(apart(KILLED, releases / "voxel-major", 16, deadline=100), 16)
 
 
 @pytest.mark.soak
 @pytest.mark.case(42)
 @pytest.mark.parametrize("stored", ["voxel-major", "trial-major", "nifti"])
-def test_conversions_killed_at_twenty_points(apart, releases, stored):
-    check_kills(apart(KILLED, releases / stored, 20, deadline=600), 20)
+def test_conversions_killed_at_many_points(apart, releases, stored):
+    check_kills(apart(KILLED, releases / stored, 100, deadline=600), 100)

@@ -83,6 +83,16 @@ def test_files_that_tar_has_seen_before(tmp_path: Path) -> None:
     assert len(streamed(path)) == 6
 
 
+@pytest.mark.case(49)
+def test_links_among_absolute_names(tmp_path: Path) -> None:
+    """As ``tar --absolute-names`` writes them."""
+    members = [("/d/a.txt", b"one"), ("/d/b.txt", (HARD, "/d/a.txt")), ("/d/c.txt", (SYMBOLIC, "a.txt"))]
+    members += [("d.txt", (SYMBOLIC, "/d/b.txt")), ("../e.txt", b"two"), ("d/f.txt", (SYMBOLIC, "../../e.txt"))]
+    path = write(tmp_path / "a.tar", *members)
+    assert ps.open(path)[:]["txt"] == ["one", "one", "one", "one", "two", "two"]
+    assert len(streamed(path)) == 6
+
+
 BAD = [
     (("b.txt", (HARD, "nothing.txt")), Missing, "not in the archive"),
     (("b.txt", (HARD, "z.txt")), Missing, "not in the archive"),

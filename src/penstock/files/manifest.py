@@ -29,8 +29,8 @@ from penstock.base.scratch import borrow
 from penstock.base.sizes import MOST_FILE_BYTES, KiB, MiB, format_size
 from penstock.base.urls import bare, is_remote
 from penstock.errors import ConfigError, ConvertFailed, Corrupt, LimitExceeded, Missing, Truncated, Unavailable, Unsafe
+from penstock.files.atomic import atomic_write
 from penstock.files.retry import open_regular
-from penstock.files.saved import atomic_write
 
 NAME = "penstock-manifest.json"
 """Its default name."""

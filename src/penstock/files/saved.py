@@ -10,13 +10,12 @@ Saving is optional: if the folder cannot be written, or other users could replac
 import hashlib
 import json
 import os
-import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from penstock.base.file_id import FileId
 from penstock.base.urls import is_remote
 from penstock.errors import Corrupt
 from penstock.files import locks
+from penstock.files.atomic import atomic_write
 from penstock.files.mapping import map_file
 from penstock.files.retry import open_regular
 
@@ -142,29 +142,6 @@ def _key(file: FileId, name: str) -> str:
 def _path(folder: str, file: FileId, name: str) -> str:
     which = hashlib.sha256(repr((file.kept_as, name)).encode()).hexdigest()[:32]
     return os.path.join(folder, f"{which}.table")
-
-
-@contextmanager
-def atomic_write(path: str, *, mode: int = 0o600, durable: bool = False) -> Iterator[BinaryIO]:
-    """A file to write that appears under its name when it is complete, and not at all after an error.
-
-    durable:  it is on the disk, and not only in the system's cache, before it gets its name
-    """
-    folder, name = os.path.split(os.path.abspath(path))
-    descriptor, partial = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".partial")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        if mode != 0o600:  # as mkstemp makes it
-            os.chmod(partial, mode)
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
 
 
 def forget(saved: str) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from penstock.base.urls import is_remote
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.store import StoreBase
 from penstock.errors import BudgetExceeded, ConfigError, ConvertFailed
-from penstock.files.saved import atomic_write
+from penstock.files.atomic import atomic_write
 from penstock.nsd.betas import Sessions
 from penstock.nsd.layout import FIELD
 from penstock.nsd.libraries import needed
@@ -93,8 +93,8 @@ def _copy_session(job: Job, session: int, report: Callable[[int], None]) -> None
 def _put_into_one_file(prepared: Prepared, key: str) -> None:
     """All copies of these voxels in one file, in the order of sessions; their own files are then removed."""
     notes, path = prepared.notes(key), prepared.path(key, SUBJECT)
-    single = [session for session, note in notes.items() if note.path != path]
-    if not single:
+    if all(note.path == path for note in notes.values()):
+        _remove_single_files(prepared, key, notes)  # of a call that was interrupted
         return
     rows = {session: np.load(note.path, mmap_mode="r", allow_pickle=False) for session, note in notes.items()}
     first = next(iter(rows.values()))
@@ -122,9 +122,15 @@ def _put_into_one_file(prepared: Prepared, key: str) -> None:
     except OSError as error:
         raise _failure(f"{path}.part", path, "the file of all sessions", error) from error
     _write_note(prepared.path(key, SUBJECT, ".json"), {"version": NOTE_VERSION, "sessions": entries})
-    for session in single:
+    _remove_single_files(prepared, key, notes)
+
+
+def _remove_single_files(prepared: Prepared, key: str, sessions: Iterable[int]) -> None:
+    """Remove the own files of sessions that are in the file of all sessions."""
+    for session in sessions:
         for suffix in (".json", ".npy"):
-            os.unlink(prepared.path(key, session, suffix))
+            with suppress(FileNotFoundError):
+                os.unlink(prepared.path(key, session, suffix))
 
 
 def _make_room(folder: str, bytes_: int) -> None:

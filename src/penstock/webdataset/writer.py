@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from penstock.errors import ConfigError, ConvertFailed, Corrupt, LimitExceeded
 from penstock.files import locks
+from penstock.files.atomic import remove_abandoned
 from penstock.files.handles import identify
 from penstock.formats.tar import samples as tarindex
 from penstock.formats.tar.members import MemberList
@@ -278,12 +279,8 @@ def _partial(path: str) -> str:
 
 def _remove_left_behind(path: str) -> None:
     """What writers of this shard that are no more had not finished."""
-    for partial in glob.glob(f"{glob.escape(path)}.*.partial"):
-        if not _PARTIAL.fullmatch(partial[len(path) :]):
-            continue
-        with contextlib.suppress(OSError), open(partial, "r+b") as left:
-            if locks.try_lock(left.fileno()):
-                os.unlink(partial)
+    found = glob.glob(f"{glob.escape(path)}.*.partial")
+    remove_abandoned(each for each in found if _PARTIAL.fullmatch(each[len(path) :]))
 
 
 def _create(path: str) -> Any:

@@ -4,7 +4,8 @@
 bytes of what it leads to. Rules:
 
 1. A hard link names a member that comes before it, from the archive's root. A symbolic link names one anywhere in the
-   archive, from the folder that it is in.
+   archive, from the folder that it is in. Names that begin with ``/`` or ``..`` name members that are stored so
+   (``tar --absolute-names``).
 2. Links that lead out of the archive, to nothing, or in a ring are left out, and it is told why.
 """
 
@@ -33,10 +34,9 @@ class Link:
     target: bytes
     hard: bool
 
-    def goal(self, name: bytes) -> bytes | None:
-        """What it leads to, seen from the archive's root; None if that is outside."""
-        found = normpath(self.target if self.hard else join(dirname(name), self.target))
-        return None if found.startswith((b"/", b"../")) or found == b".." else found
+    def goal(self, name: bytes) -> bytes:
+        """The name of what it leads to, seen from the archive's root."""
+        return normpath(self.target if self.hard else join(dirname(name), self.target))
 
 
 def resolved(table: MemberTable, links: Mapping[int, Link]) -> MemberTable:
@@ -61,15 +61,20 @@ def _next(names: Sequence[bytes], links: Mapping[int, Link]) -> dict[int, int]:
     """The member that each link leads to, by numbers; ``NOTHING`` or ``OUTSIDE``."""
     places: dict[bytes, int] = {}
     goals = {number: link.goal(names[number]) for number, link in links.items()}
-    found = {number: OUTSIDE for number, goal in goals.items() if goal is None}
+    found: dict[int, int] = {}
     for number, name in enumerate(names):
-        if number in links and links[number].hard and (goal := goals[number]) is not None:
-            found[number] = places.get(goal, NOTHING)
+        if number in links and links[number].hard:
+            found[number] = places.get(goals[number], _absence(goals[number]))
         places[normpath(name)] = number
     for number, goal in goals.items():
-        if not links[number].hard and goal is not None:
-            found[number] = places.get(goal, NOTHING)
+        if not links[number].hard:
+            found[number] = places.get(goal, _absence(goal))
     return found
+
+
+def _absence(goal: bytes) -> int:
+    """Why no member has this name."""
+    return OUTSIDE if goal.startswith((b"/", b"../")) or goal == b".." else NOTHING
 
 
 def _ends(following: Mapping[int, int]) -> dict[int, int]:

@@ -1,0 +1,61 @@
+"""Files that appear under their name when they are complete.
+
+A file is written beside its name first. Its writer holds a lock on it, which ends with the process: whoever writes the
+same file next removes what killed writers left.
+"""
+
+import glob
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+from penstock.files import locks
+from penstock.files.retry import open_regular
+
+_ATTEMPTS = 100
+"""To create a file that nobody else removes before it is locked."""
+
+
+@contextmanager
+def atomic_write(path: str, *, mode: int = 0o600, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file to write that appears under its name when it is complete, and not at all after an error.
+
+    durable:  it is on the disk, and not only in the system's cache, before it gets its name
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    remove_abandoned(glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(name)}.*.partial")))
+    descriptor, partial = _create(folder, name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            if mode != 0o600:  # as mkstemp makes it
+                os.chmod(partial, mode)
+            os.replace(partial, path)  # while it is locked, so that nobody takes it for abandoned
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def remove_abandoned(partials: Iterable[str]) -> None:
+    """Remove those of these files that no living process has locked."""
+    for partial in partials:
+        with suppress(OSError), open(partial, "r+b", opener=open_regular) as left:
+            if locks.try_lock(left.fileno()):
+                os.unlink(partial)
+
+
+def _create(folder: str, name: str) -> tuple[int, str]:
+    """A locked file of a new name; once more if another writer took it for abandoned before it was locked."""
+    for _ in range(_ATTEMPTS):
+        descriptor, partial = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".partial")
+        locks.try_lock(descriptor)  # fails where the file system has no locks: then nobody removes it either
+        if os.fstat(descriptor).st_nlink:
+            break
+        os.close(descriptor)
+    return descriptor, partial
