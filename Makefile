@@ -1,6 +1,8 @@
 # `make demo` shows the thing working; `make test` runs the tests, and `make slow` those that take seconds each: budgets
 # in processes of their own, workers started anew. `make lint` checks style and types, `make docs` builds the pages under
 # site. All set up .venv first; a second call is quick.
+# `make bench` measures, and renews benchmarks/results; `make figures` writes the tables and pictures of README and docs
+# from there. `make dist` builds the wheel and the source archive, and tries both in empty environments.
 # `make soak` brings faults about at random, for ten seeds from SEED on; the name of a test that fails carries its seed.
 # It also runs all laws with examples that are new each time; elsewhere they are always the same.
 # `make engines` installs Lightning, Accelerate, the Trainer, Dask and Ray, and runs the tests of training inside them.
@@ -15,7 +17,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal --quiet
 
-.PHONY: demo test slow soak lint types engines oldest pins bench docs clean
+.PHONY: demo test slow soak lint types engines oldest pins bench figures docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/penstock demo
@@ -39,7 +41,7 @@ types: $(VENV)/.ready
 
 engines:
 	$(MAKE) VENV=.venv-engines EXTRA=engines .venv-engines/.ready
-	.venv-engines/bin/pytest --quiet tests/integrations
+	.venv-engines/bin/pytest --quiet tests/integrations tests/docs
 
 oldest:
 	$(MAKE) VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt types test
@@ -52,6 +54,9 @@ pins: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks
+
+figures: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.figures
 
 docs: $(VENV)/.docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -12,14 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 from PIL import Image
 
-from benchmarks import data
+from benchmarks import data, results
 
 FILES, ROWS, ROWS_A_CHUNK = 40, 750, 15
 VOLUME = (10, 14, 100)
@@ -70,13 +71,13 @@ def seconds(command: list[str], path: str, cache: str) -> float:
     return time.perf_counter() - began
 
 
-def answers(label: str, path: str) -> None:
+def answers(label: str, path: str) -> Iterator[dict[str, Any]]:
     for command in COMMANDS:
         with tempfile.TemporaryDirectory() as cache:
             how = drop_page_cache()
             first = seconds(command, path, cache)
             again = min(seconds(command, path, cache) for _ in range(3))
-        print(f"{' '.join(command[:1]):<8} {label:<28} first {first:6.2f} s ({how}), again {again:5.2f} s", flush=True)
+        yield {"label": f"{command[0]}, {label} ({how})", "first_s": first, "again_s": again}
 
 
 def main() -> None:
@@ -88,9 +89,15 @@ def main() -> None:
         "chunks": (f"{FILES} files x 700,000 chunks", many_chunks, "*.hdf5"),
         "files": ("1,000,000 files", many_files, ""),
     }
-    for which, (label, make, pattern) in made.items():
-        if args.only in (None, which):
-            answers(label, str(make(args.data) / pattern))
+    rows = [
+        row
+        for which, (label, make, pattern) in made.items()
+        if args.only in (None, which)
+        for row in answers(label, str(make(args.data) / pattern))
+    ]
+    command = "python -m benchmarks.answers" + (f" --only {args.only}" if args.only else "")
+    results.write("answers", command, rows)
+    print(results.table(results.read("answers")))
 
 
 if __name__ == "__main__":

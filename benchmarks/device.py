@@ -3,7 +3,7 @@ Then rows of voxels as z-scores by session: made there, each bit as on the CPU, 
 
 python -m benchmarks.device [--volumes 512] [--workers 12]
 
-Needs a GPU, numpy and torch alone; makes its data (int16 volumes of 4.5 MB whose values follow from their row) in a
+Needs a GPU and torch; makes its data (int16 volumes of 4.5 MB whose values follow from their row) in a
 temporary folder.
 """
 
@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 import penstock as ps
-from penstock.base.sizes import format_size
+from benchmarks import results
+from penstock.loader.rivals import counted
 
 VOLUME = (150, 150, 100)
 ELEMENTS = 150 * 150 * 100
@@ -104,7 +105,7 @@ def voxels(folder: Path) -> ps.Dataset:
     return ps.open(folder / "voxels.npy").normalize("data", mean, spread, rng.integers(0, SESSIONS, TRIALS))
 
 
-def zscores(folder: Path, step: torch.nn.Module) -> None:
+def zscores(folder: Path, step: torch.nn.Module) -> list[dict[str, Any]]:
     ds = voxels(folder)
     options: dict[str, Any] = {"batch_size": 64, "shuffle": True, "memory": "512MiB", "columns": ("data", "__index__")}
     with ps.Loader(ds, device="cuda", **options) as there, ps.Loader(ds, **options) as here:
@@ -116,7 +117,10 @@ def zscores(folder: Path, step: torch.nn.Module) -> None:
             raise SystemExit("z-scores made on the device are wrong")
         ours = rate(lambda: iter(there), step)
         before = rate(lambda: ((rows.to("cuda"), index) for rows, index in here), step)
-    print(f"z-scores made on the device: {ours:,.0f} rows/s; made here, then copied: {before:,.0f}")
+    return [
+        {"label": "penstock, z-scores made on the device", "rates": [ours]},
+        {"label": "penstock, z-scores made on the CPU, then copied", "rates": [before]},
+    ]
 
 
 def main() -> None:
@@ -125,6 +129,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=12)
     args = parser.parse_args()
     step = torch.nn.Linear(4096, 64).cuda()
+    rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder, args.volumes)
@@ -133,14 +138,17 @@ def main() -> None:
                 print(loader.plan)
                 wrong = sum(check(loader) for _ in range(3))
                 ours = rate(lambda loader=loader: iter(loader), step)
-                print(f"penstock {memory}: {ours:,.0f} volumes/s, {format_size(ours * ELEMENTS * 4)}/s as float32")
+                rows.append({"label": f"penstock, volumes, {memory}", "rates": [ours]})
                 print(loader.stats())
             if wrong:
                 raise SystemExit("device copies are wrong")
         batches = by_hand(folder, args.workers)
         theirs = rate(lambda: iter(lambda: next(batches), None), step)
-        print(f"DataLoader, {args.workers} workers, pinned: {theirs:,.0f} volumes/s; ours: {ours / theirs:.1f} x that")
-        zscores(folder, step)
+        rows.append({"label": f"DataLoader, volumes, {counted(args.workers)}, pinned", "rates": [theirs]})
+        rows += zscores(folder, step)
+    gpu = torch.cuda.get_device_name()
+    results.write("device", "python -m benchmarks.device", rows, about=f"int16 on the bus, float32 on one {gpu}.")
+    print(results.table(results.read("device")))
 
 
 if __name__ == "__main__":

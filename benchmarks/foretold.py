@@ -1,4 +1,4 @@
-"""python -m benchmarks.foretold [--data FOLDER] [--only ours|others]: what ``penstock plan`` says, and what is so.
+"""python -m benchmarks.foretold [--data FOLDER] [--only ours|others]: estimates of ``penstock plan``, and measurements.
 
 Twelve combinations of format, layout, batch size, budget and threads: peak memory, bytes read and time of an epoch.
 Then torch's DataLoader and WebDataset: peak memory, with a training step that lets their queues fill. Each is planned
@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import data
-from penstock.base.sizes import format_size
+from benchmarks import data, results
 
 ROWS, VOLUME = 720, (96, 60, 50)  # rows of 1.15 MB
 RECORDS, WIDTH = 200_000, 256
@@ -49,11 +48,11 @@ OURS = [
     Combination("npy records, batch 2048", "records.npy", {"batch_size": 2048, "memory": "256MiB", "threads": 2}),
     Combination("HDF5 contiguous, 4 threads", "contiguous.h5", {"batch_size": 16, "memory": "1GiB", "threads": 4}),
     Combination("HDF5 contiguous, tight", "contiguous.h5", {"batch_size": 64, "memory": "160MiB", "threads": 2}),
-    Combination("HDF5 gzip, a row a chunk", "gzip.h5", {"batch_size": 32, "memory": "256MiB", "threads": 2}),
-    Combination("HDF5 gzip, 8 rows a chunk", "eights.h5", {"batch_size": 32, "memory": "1GiB", "threads": 2}),
+    Combination("HDF5 gzip, one row per chunk", "gzip.h5", {"batch_size": 32, "memory": "256MiB", "threads": 2}),
+    Combination("HDF5 gzip, 8 rows per chunk", "eights.h5", {"batch_size": 32, "memory": "1GiB", "threads": 2}),
     Combination("the same, a small window", "eights.h5", {"batch_size": 16, "memory": "192MiB", "window": 32}),
     Combination("HDF5 gzip, masked", "gzip.h5", {"batch_size": 128, "memory": "256MiB"}, masked=True),
-    Combination("Zarr zstd, 4 rows a chunk", "rows.zarr", {"batch_size": 32, "memory": "1GiB", "threads": 2}),
+    Combination("Zarr zstd, 4 rows per chunk", "rows.zarr", {"batch_size": 32, "memory": "1GiB", "threads": 2}),
     Combination("tar shards", "*.tar", {"batch_size": 32, "memory": "512MiB", "threads": 2}),
     Combination("tar shards, 1 thread", "*.tar", {"batch_size": 64, "memory": "512MiB", "threads": 1}),
 ]
@@ -178,9 +177,7 @@ def run_child(what: str, folder: str, job: Any) -> None:
 # The tables.
 
 
-def ours(folder: Path) -> Iterator[str]:
-    yield "| | peak told | measured | ratio | read told | measured | ratio | epoch told | measured | ratio |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+def ours(folder: Path) -> Iterator[dict[str, Any]]:
     for combination in OURS:
         job = asdict(combination)
         before, after = zip(
@@ -190,22 +187,21 @@ def ours(folder: Path) -> Iterator[str]:
         held, was_read = max(each["peak"] for each in after), after[0]["read"]
         told_s = statistics.median(each["epoch_seconds"] or 0 for each in before)
         took_s = statistics.median(each["seconds"] for each in after)
-        yield (
-            f"| {combination.name} | {format_size(peak)} | {format_size(held)} | {peak / held:.2f} "
-            f"| {format_size(read)} | {format_size(was_read)} | {read / max(1, was_read):.3f} "
-            f"| {told_s:.2f} s | {took_s:.2f} s | {told_s / took_s:.2f} |"
-        )
+        yield {
+            "label": combination.name,
+            "planned_bytes": peak, "held_bytes": held, "memory_ratio": peak / held,
+            "planned_read_bytes": read, "read_bytes": was_read, "read_ratio": read / max(1, was_read),
+            "planned_epoch_s": told_s, "epoch_s": took_s, "time_ratio": told_s / took_s,
+        }  # fmt: skip
 
 
-def others(folder: Path) -> Iterator[str]:
-    yield "| | peak foretold | measured | ratio |"
-    yield "|---|---:|---:|---:|"
+def others(folder: Path) -> Iterator[dict[str, Any]]:
     jobs = [("torch", list(job)) for job in TORCH] + [("webdataset", list(job)) for job in WEBDATASET]
     for library, arguments in jobs:
         before = child("other told", folder, [library, arguments])["peak"]
         after = child("other ran", folder, [library, arguments])["peak"]
         label = f"{library} {', '.join(map(str, arguments))}"
-        yield f"| {label} | {format_size(before)} | {format_size(after)} | {before / after:.2f} |"
+        yield {"label": label, "planned_bytes": before, "held_bytes": after, "memory_ratio": before / after}
 
 
 def main() -> None:
@@ -221,11 +217,10 @@ def main() -> None:
     for path in folder.rglob("*"):  # from the page cache, all of them
         if path.is_file():
             path.read_bytes()
-    for which, lines in (("ours", ours), ("others", others)):
+    for which, name, rows in (("ours", "foretold", ours), ("others", "foretold-others", others)):
         if args.only in (None, which):
-            for line in lines(folder):
-                print(line, flush=True)
-            print()
+            results.write(name, f"python -m benchmarks.foretold --only {which}", list(rows(folder)))
+            print(f"{results.table(results.read(name))}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import h5py
 
+from benchmarks import results
 from benchmarks.hdf5 import make_voxel_major
 from penstock.base.machine import held_bytes
 
@@ -36,10 +37,14 @@ def main() -> None:
         ps.open(paths, index_dir=folder)
         before = held_bytes()
         again = _seconds(lambda: ps.open(paths, index_dir=folder))
-        print(f"bare chunk_iter      {bare:.2f} s a file")
-        print(f"first opening        {first:.2f} s a file, {first / bare:.2f} x bare")
-        print(f"second opening       {again:.3f} s for {FILES} files")
-        print(f"memory then          {max(0, held_bytes() - before) / (FILES * 699_192):.2f} bytes a chunk")
+        held = max(0, held_bytes() - before)
+    rows = [
+        {"label": "h5py, a walk through the chunk index", "per_file_s": bare},
+        {"label": "penstock, first opening", "per_file_s": first},
+        {"label": "penstock, again, all 40 files", "per_file_s": again / FILES, "in_all_s": again, "held_bytes": held},
+    ]
+    results.write("index", "python -m benchmarks.index", rows)
+    print(results.table(results.read("index")))
 
 
 def _seconds(do: object) -> float:

@@ -24,6 +24,7 @@ import torch
 from benchmarks import data
 from benchmarks.runner import Contestant
 from benchmarks.volumes import touch
+from penstock.loader.rivals import counted
 
 PIXELS = 224
 BATCH = 32
@@ -232,7 +233,7 @@ def whole_contestants(root: Path) -> list[Contestant]:
     ours = {**path, "memory": "1GiB", "roi": None, "batches": 500}
     loaders = [
         Contestant(
-            f"DataLoader, {workers} workers",
+            f"DataLoader, {counted(workers)}",
             here + "dataloader",
             {**path, "roi": None, "workers": workers, "batches": 40},
         )

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import results
+
 SAMPLES, SHARDS, BATCH = 960, 4, 32
 
 
@@ -152,6 +154,7 @@ def main() -> None:
             assert server.stdout is not None
             url = f"http://127.0.0.1:{int(server.stdout.readline())}"
             penstock(url, str(root / "index"))
+            rows = []
             for label, (function, options) in WAYS.items():
                 given = {name: str(root / "cache") if value is True else value for name, value in options.items()}
                 job = json.dumps({"url": url, "index": str(root / "index"), **given})
@@ -159,7 +162,9 @@ def main() -> None:
                     [sys.executable, "-m", __spec__.name, function, job], capture_output=True, text=True, check=True
                 )
                 first, rate = json.loads(ran.stdout)
-                print(f"{label:36} first batch {first:6.2f} s, then {rate:8,.0f} samples/s")
+                rows.append({"label": label, "first_batch_s": first, "rates": [rate]})
+            results.write("remote", f"python -m benchmarks.remote --latency-ms {1000 * latency_s:g}", rows)
+            print(results.table(results.read("remote")))
         finally:
             server.terminate()
             server.wait()

@@ -21,6 +21,7 @@ from PIL import Image
 from benchmarks import data
 from benchmarks.runner import Contestant
 from benchmarks.volumes import touch
+from penstock.loader.rivals import counted
 
 SAMPLES, EACH, SIZE, VOXELS = 1200, 100, 425, 15_724
 # The slower ones need fewer for as long a run; a first batch, and what comes before it, count for nobody.
@@ -183,7 +184,7 @@ def contestants(folder: Path, batch: int, memory: str) -> list[Contestant]:
     here = {"folder": str(folder), "batch": batch}
     found = [Contestant(f"penstock, {memory}", f"{__name__}:penstock", {**here, "memory": memory})]
     for package, workers in (("penstock.webdataset", 2), ("webdataset", 0), ("webdataset", 1), ("webdataset", 2)):
-        label = f"{package} verbs, {workers} workers"
+        label = f"{package} verbs, {counted(workers)}"
         found.append(Contestant(label, f"{__name__}:pipeline", {**here, "workers": workers, "package": package}))
     if importlib.util.find_spec("grain") and importlib.util.find_spec("array_record"):
         there = {"folder": str(records(folder)), "batch": batch}
@@ -197,7 +198,10 @@ def unread_member(root: Path) -> list[Contestant]:
     without = make_shards(root, "shards-plain", 400)
     return [
         Contestant(label, f"{__name__}:penstock", {"folder": str(folder), "batch": 32, "memory": "512MiB"})
-        for label, folder in (("penstock, 4 MB unread in each sample", with_brain), ("nothing unread", without))
+        for label, folder in (
+            ("penstock, 4 MB unread in each sample", with_brain),
+            ("penstock, nothing unread", without),
+        )
     ]
 
 
@@ -206,7 +210,7 @@ def volumes(root: Path) -> list[Contestant]:
     here = {"folder": str(make_volumes(root))}
     found = [Contestant("penstock, 256 MiB", f"{__name__}:penstock_volumes", here, whole=True)]
     for package, workers in (("penstock.webdataset", 0), ("webdataset", 0), ("webdataset", 2)):
-        label = f"{package} shuffle(500), {workers} workers"
+        label = f"{package} shuffle(500), {counted(workers)}"
         arguments = {**here, "workers": workers, "package": package}
         found.append(Contestant(label, f"{__name__}:pipeline_volumes", arguments, whole=True))
     return found

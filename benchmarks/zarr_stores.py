@@ -14,6 +14,7 @@ import torch
 from benchmarks import data
 from benchmarks.runner import Contestant
 from benchmarks.volumes import touch
+from penstock.loader.rivals import counted
 
 ROWS = 320
 BATCH = 32
@@ -115,7 +116,7 @@ def contestants(folder: Path, layout: str) -> list[Contestant]:
     rows = BATCH if layout == "sixteens" else ROWS  # rows of large chunks are slow to get one by one
     theirs = [
         Contestant(
-            f"DataLoader + {library}, {workers} workers",
+            f"DataLoader + {library}, {counted(workers)}",
             f"{__name__}:dataloader",
             {**path, "library": library, "workers": workers, "rows": rows},
             whole=True,

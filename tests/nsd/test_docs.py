@@ -8,8 +8,7 @@ import pytest
 from penstock.nsd import NSD, synthesize
 from penstock.nsd.synthetic import Scale
 
-README = Path(__file__).parents[2] / "README.md"
-PAGE = README.with_name("docs") / "nsd.md"
+PAGE = Path(__file__).parents[2] / "docs" / "nsd.md"
 
 
 @pytest.fixture(scope="module")
@@ -18,16 +17,6 @@ def folder(tmp_path_factory):
     scale = Scale((9, 11, 10), 24, 3, {1: 3, 2: 2}, shared=4, picture=16, region_voxels=60)
     synthesize(home / "my-nsd", scale)
     return home
-
-
-def test_the_readme_runs_on_a_release_that_nobody_prepared(tmp_path, monkeypatch):
-    synthesize(tmp_path / "my-nsd", Scale((9, 11, 10), 24, 3, {1: 3}, shared=4, picture=16, region_voxels=60))
-    monkeypatch.chdir(tmp_path)
-    (snippet,) = re.findall(r"```python\n(from penstock.nsd.*?)```", README.read_text(), re.DOTALL)
-    names = {}
-    exec(compile(snippet, str(README), "exec"), names)
-    assert names["voxels"].shape[1] == 60
-    assert len(next(iter(names["val_dl"]))) == 3
 
 
 def test_snippets_run(folder, monkeypatch):

@@ -296,3 +296,12 @@ def test_damage_is_either_decoded_or_refused():
         except (DecodeFailed, LimitExceeded):
             refused += 1
     assert refused > 50
+
+
+def test_any_picture_can_cover_any_size():
+    """The part to scale must stay inside the picture, however its sides are rounded."""
+    wanted = np.empty((224, 224, 3), np.uint8)
+    for side in range(40, 120):
+        for shape in ((side, 64), (64, side), (side, side + 7)):
+            pictures.fit(np.full((*shape, 3), 7, np.uint8), "cover", wanted)
+            assert (wanted == 7).all()

@@ -143,8 +143,9 @@ def fit(pixels: np.ndarray, how: Fit, out: np.ndarray) -> None:
     box = (0.0, 0.0, float(width), float(height))
     if how == "cover":
         scale = min(height / high, width / wide)
-        x, y = (width - wide * scale) / 2, (height - high * scale) / 2
-        box = (x, y, x + wide * scale, y + high * scale)
+        across, down = min(wide * scale, width), min(high * scale, height)  # rounding must not lead outside
+        x, y = (width - across) / 2, (height - down) / 2
+        box = (x, y, min(x + across, width), min(y + down, height))
     scaled = images.fromarray(pixels).resize((wide, high), images.Resampling.BILINEAR, box=box)
     np.copyto(out, np.asarray(scaled))
 

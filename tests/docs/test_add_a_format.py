@@ -12,7 +12,7 @@ import penstock as ps
 import penstock.formats
 from penstock.formats import registry
 
-PAGE = Path(__file__).parent.parent / "docs" / "add-a-format.md"
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-format.md"
 BLOCKS = dict(re.findall(r"```(\w+)\n(\"\"\"Vectors.*?|\[project.*?)```", PAGE.read_text(), re.DOTALL))
 CHECK = re.search(r"## Check it\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
