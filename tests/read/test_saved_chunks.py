@@ -108,6 +108,18 @@ def test_the_second_opening_walks_through_nothing(small, folder, walks):
     assert second.fingerprint == first.fingerprint
 
 
+def test_a_saved_table_is_mapped_by_the_first_read(small, folder, monkeypatch):
+    """Neither opening nor planning looks at tables: a dataset may have many files, and one batch needs few of them."""
+    ps.open(small, index_dir=folder)
+    mapped, original = [], savedcolumns.Saved.columns
+    monkeypatch.setattr(savedcolumns.Saved, "columns", lambda self: (mapped.append(self.path), original(self))[1])
+    part = ps.open(small, index_dir=folder).select_within(NAME, slice(1, 3))
+    with ps.Loader(part, batch_size=2, shuffle=True, memory="64MiB") as loader:
+        assert not mapped
+        assert sum(len(batch[NAME]) for batch in loader) == 6
+    assert len(mapped) == 1
+
+
 def test_both_openings_know_the_same(small, folder):
     known = table_of(ps.open(small, index_dir=False))
     for table in (table_of(ps.open(small, index_dir=folder)) for _ in range(2)):

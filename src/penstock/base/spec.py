@@ -104,9 +104,6 @@ class ReadPath:
     """What would let each row be read by itself; empty where it can be."""
     far: bool = False
     """Whether each read goes over the network, so that many at a time pay."""
-    epoch_bytes: int = -1
-    """Bytes read if each block (or row, without blocks) is read once; -1: all of them."""
-
     mapped_files: int = 0
     """Files whose rows are gathered from mappings; 0 where they are read."""
     checked_by: str = ""
@@ -115,10 +112,6 @@ class ReadPath:
     """The codecs that chunks were written with: ``shuffle, deflate``; empty if they are not compressed."""
     chunk: tuple[int, ...] = ()
     """The part of a row that a chunk holds; empty if rows are not in chunks."""
-
-    def __post_init__(self) -> None:
-        if self.epoch_bytes < 0:
-            object.__setattr__(self, "epoch_bytes", self.stored_bytes)
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,21 @@ def read_paths(store: StoreBase) -> list[ReadPath]:
         for new, old in names.items():
             if old in below:
                 found.setdefault(new, []).append(replace(below[old], field=new))
-    return [store.advise(_for_rows(_together(paths), len(store))) for paths in found.values()]
+    return [store.advise(replace(_together(paths), rows=len(store))) for paths in found.values()]
 
 
-def _for_rows(path: ReadPath, rows: int) -> ReadPath:
-    """The same field in a dataset of fewer rows, or of some rows several times."""
-    return replace(path, rows=rows, epoch_bytes=path.epoch_bytes * rows // max(1, path.rows))
+def epoch_bytes(store: StoreBase) -> dict[str, int]:
+    """Bytes read for each field if each block (or row, without blocks) is read once, whatever the store is made of."""
+    if not store.branches():
+        return dict(store.epoch_bytes())
+    rows, found = dict[str, int](), dict[str, int]()
+    for child, names in store.branches():
+        below = epoch_bytes(child)
+        for new, old in names.items():
+            if old in below:
+                rows[new] = rows.get(new, 0) + len(child)
+                found[new] = found.get(new, 0) + below[old]
+    return {name: bytes_ * len(store) // max(1, rows[name]) for name, bytes_ in found.items()}
 
 
 def _together(paths: Iterable[ReadPath]) -> ReadPath:
@@ -118,7 +127,6 @@ def _together(paths: Iterable[ReadPath]) -> ReadPath:
         block_rows=max(first.block_rows, *(other.block_rows for other in others)) if others else first.block_rows,
         stored_bytes=first.stored_bytes + sum(other.stored_bytes for other in others),
         missing_chunks=first.missing_chunks + sum(other.missing_chunks for other in others),
-        epoch_bytes=first.epoch_bytes + sum(other.epoch_bytes for other in others),
         far=first.far or any(other.far for other in others),
         mapped_files=first.mapped_files + sum(other.mapped_files for other in others),
         checked_by=first.checked_by if all(other.checked_by for other in others) else "",

@@ -15,7 +15,7 @@ from penstock.read.chunk_files import spread
 from penstock.read.chunk_groups import SmallChunks
 from penstock.read.chunks import chunk_reader
 from penstock.read.codecs import checked_by
-from penstock.read.extents import Chunks, Extents, Members
+from penstock.read.extents import Array, Chunks, Extents, Members
 from penstock.read.members import GatherMembers, MemberReader, Together, member_reader, together
 from penstock.read.part import Box, Within, compose
 from penstock.read.pieces import WHOLE, Share
@@ -152,6 +152,9 @@ class ExtentStore(StoreBase):
             for name, reader in self._readers.items()
         ]
 
+    def epoch_bytes(self) -> Mapping[str, int]:
+        return {name: _epoch_bytes(reader) for name, reader in self._readers.items()}
+
     def selecting(self, field: str, part: Within) -> "ExtentStore":
         if isinstance(part, Box) and part.is_everything:
             return self
@@ -195,12 +198,19 @@ def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
         how = how if mapped else "read by position"
         return ReadPath(name, reader.spec, rows, array.layout, how, stored_bytes=stored, mapped_files=mapped)
     wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
-    read = reader.packed_bytes if isinstance(reader, PartReader) else array.row_bytes
-    stored = array.rows * array.row_bytes
-    return ReadPath(
-        name, reader.spec, rows, "contiguous", how, 1, read / wanted, stored, epoch_bytes=array.rows * read,
-        mapped_files=mapped,
-    )  # fmt: skip
+    read, stored = _bytes_per_row(reader, array), array.rows * array.row_bytes
+    return ReadPath(name, reader.spec, rows, "contiguous", how, 1, read / wanted, stored, mapped_files=mapped)
+
+
+def _bytes_per_row(reader: _RowReader, array: Array) -> int:
+    return reader.packed_bytes if isinstance(reader, PartReader) else array.row_bytes
+
+
+def _epoch_bytes(reader: _Reader) -> int:
+    if isinstance(reader, BlockReader):
+        return reader.epoch_bytes
+    array = reader.array
+    return int(array.lengths.sum()) if isinstance(array, Members) else array.rows * _bytes_per_row(reader, array)
 
 
 def _chunk_path(name: str, reader: BlockReader, rows: int) -> ReadPath:
@@ -221,5 +231,5 @@ def _chunk_path(name: str, reader: BlockReader, rows: int) -> ReadPath:
     stored = array.table.stored_bytes
     return ReadPath(
         name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, stored, array.table.missing,
-        remedy, epoch_bytes=reader.epoch_bytes, checked_by=_checksum(array), codecs=codecs, chunk=array.chunk,
+        remedy, checked_by=_checksum(array), codecs=codecs, chunk=array.chunk,
     )  # fmt: skip

@@ -153,6 +153,10 @@ class StoreBase:
         """How each field is read, for a store that is not made of others."""
         return ()
 
+    def epoch_bytes(self) -> Mapping[str, int]:
+        """Bytes read for each field if each block (or row, without blocks) is read once."""
+        return {path.field: path.stored_bytes for path in self.read_paths()}
+
     def advise(self, path: ReadPath) -> ReadPath:
         """How a field is read, with advice that only this store can give."""
         return path

@@ -15,7 +15,7 @@ from penstock.base.machine import cores, free_bytes
 from penstock.base.sizes import format_size
 from penstock.base.spec import Fields, FieldSpec, ReadPath, row_bytes
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.explain import GOOD_QUALITY
+from penstock.dataset.explain import GOOD_QUALITY, epoch_bytes
 from penstock.errors import ConfigError
 from penstock.formats.inspect import inspect
 from penstock.formats.open import open, open_quietly
@@ -207,30 +207,30 @@ def _of_loader(ds: Dataset, loader: Loader, options: Mapping[str, Any], habits: 
     found = inspect(ds)
     paths = [path for path in found.paths if path.field in chosen]
     contents = Contents({name: ds.fields[name] for name in chosen}, len(ds), found.files)
-    read_bytes = _epoch_bytes(paths, in_blocks=loader.plan.window_rows > 0) // deal.world_size
+    once = epoch_bytes(ds.delivered)
+    rows_per_read = {path.field: 1 if loader.plan.window_rows else path.block_rows for path in paths}
+    # Where rows of a block are read one by one, the block is read again for each of them.
+    read_bytes = sum(once[name] * rows for name, rows in rows_per_read.items()) // deal.world_size
     trial, samples = try_out(loader, measure) if measure else None, _samples(deal, loader.plan)
     if trial is not None and trial.epoch_bytes is not None:
         read_bytes = trial.epoch_bytes
     elif trial is not None and not read_bytes and trial.samples:  # files of unknown length
         read_bytes = trial.bytes_read * samples // trial.samples
     seconds = trial.epoch_seconds(samples, read_bytes) if trial else None
+    read_once = sum(once[path.field] for path in paths)
+    whole_seconds = seconds * sum(path.stored_bytes for path in paths) / read_once if seconds and read_once else None
     stored = sum(path.stored_bytes / max(1, path.rows) for path in paths) or contents.sample_bytes
     job = Job(loader.plan.batch_rows * contents.sample_bytes, stored, len(ds))
     ample = make_plan(replace(source.request, limit_bytes=UNBOUNDED, most_threads=0)).planned_bytes
     return Forecast(
         contents, loader.plan, ample, source.output.pin is not None, deal.world_size, read_bytes, seconds,
-        rivals(job, habits), _advice(contents, loader.plan, ample, paths, seconds),
+        rivals(job, habits), _advice(contents, loader.plan, ample, paths, whole_seconds),
     )  # fmt: skip
 
 
 def _samples(deal: Deal, made: Plan) -> int:
     """Samples of this rank in an epoch."""
     return min(deal.steps * made.batch_rows, deal.length)
-
-
-def _epoch_bytes(paths: Sequence[ReadPath], *, in_blocks: bool) -> int:
-    """Each block once; or where rows of blocks are read one by one, each block again for every row of it."""
-    return sum(path.epoch_bytes if in_blocks else path.epoch_bytes * path.block_rows for path in paths)
 
 
 def _from_shapes(shapes: Shapes, batch_size: int, files: int, habits: Habits, options: Mapping[str, Any]) -> Forecast:
@@ -274,14 +274,14 @@ def _checked_shapes(shapes: Shapes) -> tuple[Fields, int]:
 
 
 def _advice(
-    contents: Contents, made: Plan, ample_bytes: int, paths: Sequence[ReadPath], seconds: float | None
+    contents: Contents, made: Plan, ample_bytes: int, paths: Sequence[ReadPath], whole_seconds: float | None
 ) -> list[str]:
-    """What to do, the most important first."""
+    """What to do, the most important first; reading every byte of the files once would take ``whole_seconds``."""
     said = list(made.advice)
     remedy = next((path.remedy for path in paths if path.remedy), "")
     if remedy and made.shuffle_quality is not None and made.shuffle_quality < GOOD_QUALITY:
-        stored, read = sum(path.stored_bytes for path in paths), sum(path.epoch_bytes for path in paths)
-        took = f"about {format_seconds(seconds * stored / read)}" if seconds and read else "some time"
+        stored = sum(path.stored_bytes for path in paths)
+        took = f"about {format_seconds(whole_seconds)}" if whole_seconds else "some time"
         said.append(f"Rewriting takes {took} to read, and what writing {format_size(stored)} takes; once")
     if made.planned_bytes < ample_bytes > made.limit_bytes:
         said.append(

@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -60,7 +61,7 @@ class Voxels:
         """(X, Y, Z): whether each voxel of the volume is one of them."""
         return self.volume(np.ones(len(self), bool), empty=False)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A name that differs for other voxels."""
         label = "".join(letter if letter.isalnum() else "-" for letter in self.name)
