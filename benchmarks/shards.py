@@ -199,7 +199,7 @@ def unread_member(root: Path) -> list[Contestant]:
     return [
         Contestant(label, f"{__name__}:penstock", {"folder": str(folder), "batch": 32, "memory": "512MiB"})
         for label, folder in (
-            ("penstock, 4 MB unread in each sample", with_brain),
+            ("penstock, 4 MB unread per sample", with_brain),
             ("penstock, nothing unread", without),
         )
     ]

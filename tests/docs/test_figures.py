@@ -46,7 +46,7 @@ def test_rows_of_any_kind_become_a_table(tmp_path: Path, monkeypatch: pytest.Mon
     rows = [{"label": "a", "peak_bytes": 2**20, "first_batch_s": 1.5, "rows_per_s": 1234.5, "memory_ratio": 1.25}]
     results.write("new", "python -m benchmarks.new", [*rows, {"label": "b", "threads": 4}], title="New")
     table = results.table(results.read("new"))
-    assert "| a | 1.00 MiB | 1.5 s | 1,234 | 1.2 × |  |" in table
+    assert "| a | 1.00 MiB | 1.5 s | 1,234 | 1.2 \N{MULTIPLICATION SIGN} |  |" in table
     assert "| b |  |  |  |  | 4 |" in table
     assert "### New\n" in figures.page([results.read("new")], [])
 
