@@ -117,7 +117,7 @@ class Stream:
         if compression := _compression_of(self.first_bytes):
             self._reader, self._is_compressed = compression.open(self._source, name), True
 
-    def read(self, at: int, length: int) -> bytes:
+    def read(self, at: int, length: int, skipped: int = 0) -> bytes:
         """The bytes from offset ``at``; fewer only where the stream ends.
 
         Bytes before ``at`` are skipped. ``at`` never goes back, except to what was read last.

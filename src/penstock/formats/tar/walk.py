@@ -60,8 +60,9 @@ class Source(Protocol):
     def size(self) -> int | None:
         """Bytes in all; None for a stream that has not come to its end yet."""
 
-    def read(self, at: int, length: int) -> bytes | memoryview:
-        """The bytes from offset ``at``, valid until the next read; fewer only at the end.
+    def read(self, at: int, length: int, skipped: int = 0) -> bytes | memoryview:
+        """The bytes from offset ``at``, valid until the next read: fewer than ``length`` only at the end, and more if
+        they are at hand. ``skipped`` bytes before ``at`` were passed over unread.
 
         ``at`` never goes back, except to the last block.
         """
@@ -99,21 +100,18 @@ class Window:
         self._handle, self._sizes = handle, sizes
         self._bytes = np.empty(sizes.most_bytes, np.uint8)
         self._view = self._bytes.data
-        self._begin = self._end = self._last = 0
+        self._begin = self._end = 0
         self._step = sizes.first_bytes
 
-    def read(self, at: int, length: int) -> memoryview:
+    def read(self, at: int, length: int, skipped: int = 0) -> memoryview:
         """See ``Source``."""
         if at + length > self._end:
-            self._move(at, length)
-            length = min(length, self._end - self._begin)
-        self._last = at
-        begin = at - self._begin
-        return self._view[begin : begin + length]
+            self._move(at, length, skipped)
+        return self._view[at - self._begin : self._end - self._begin]
 
-    def _move(self, at: int, length: int) -> None:
+    def _move(self, at: int, length: int, skipped: int) -> None:
         sizes = self._sizes
-        if at - self._last <= sizes.near_bytes:
+        if skipped <= sizes.near_bytes:
             step, self._step = self._step, min(2 * self._step, sizes.most_bytes)
         else:
             step, self._step = sizes.page_bytes, sizes.first_bytes
@@ -143,12 +141,17 @@ class Entry(NamedTuple):
         return self.kind == _FILE
 
 
+_Columns = tuple[bytes, int, int, bytes, bytes]
+
+
 class Walk:
     """The entries of an archive in their order, all but folders; iterate over it once."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._last: Entry | None = None
+        self._ahead: bytes | memoryview = b""
+        """What the source gave last; empty if it was asked for other bytes since."""
+        self._last: _Columns | None = None
         self._begin = 0
         """Where this archive begins, of several in one file."""
         self._extra: dict[bytes, bytes] = {}
@@ -157,14 +160,25 @@ class Walk:
         """The same for all members that follow; part of ``_extra``."""
 
     def __iter__(self) -> Iterator[Entry]:
-        """Most headers are usual ones (a file, a short name, a size in digits): they are parsed right here, quickly."""
-        read, unpack, at = self._source.read, QUICK_HEADER.unpack, 0
-        new, size = Entry, self._source.size
+        return map(Entry._make, self.columns())
+
+    def columns(self) -> Iterator[_Columns]:
+        """The fields of each ``Entry``, in a plain tuple: archives may have millions.
+
+        Most headers are usual ones (a file, a short name, a size in digits): they are parsed right here, quickly.
+        """
+        read, unpack, size = self._source.read, QUICK_HEADER.unpack_from, self._source.size
+        at = origin = last = 0
         while True:
-            block = read(at, BLOCK)
+            begin = at - origin
+            block = self._ahead[begin : begin + BLOCK]
             if len(block) < BLOCK:
-                self._cut_at_header(at, len(block))
+                self._ahead, origin = read(at, BLOCK, at - last), at
+                block = self._ahead[:BLOCK]
+                if len(block) < BLOCK:
+                    self._cut_at_header(at, len(block))
             name, digits, digits_end, checksum, kind, prefix = unpack(block)
+            last = at
             if adler32(block) & 0xFFFF != low_adler(checksum) and not self._is_header(at, block):
                 following = self._next_archive(at)
                 if following is None:
@@ -176,30 +190,34 @@ class Walk:
             except ValueError:
                 length = -1  # not in 11 digits
             body = at + BLOCK
-            entry: Entry | None
+            entry: _Columns | None
             if kind == _FILE and prefix == b"\0" and name[99] == 0 and length >= 0 and not self._extra:
-                entry = new(name[: name.find(0)], body, length, _FILE)
+                entry = name.split(b"\0", 1)[0], body, length, _FILE, b""
             else:
                 length, entry = self._parse(bytes(block), body)
             if entry is not None:
                 if size is not None and body + length > size:
-                    self._cut(body, f"inside member {decoded(entry.name)!r}", length)
+                    self._cut(body, f"inside member {decoded(entry[0])!r}", length)
                 yield entry
                 self._last = entry
             at = body + -(-length // BLOCK) * BLOCK
 
     def content(self, entry: Entry) -> bytes:
         """The bytes of a file, before the next entry is asked for."""
-        found = bytes(self._source.read(entry.offset, entry.length))
+        found = self._read(entry.offset, entry.length)
         if len(found) < entry.length:
             self._cut(entry.offset, f"inside member {decoded(entry.name)!r}", entry.length, len(found))
         return found
+
+    def _read(self, at: int, length: int) -> bytes:
+        self._ahead = b""
+        return bytes(self._source.read(at, length)[:length])
 
     def explain(self, entry: Entry) -> str:
         """Why there are no bytes of a member that is no file."""
         return f"{self._place(entry.offset - BLOCK)}: member {tarheader.describe(entry.name, entry.kind, entry.target)}"
 
-    def _parse(self, block: bytes, body: int) -> tuple[int, Entry | None]:
+    def _parse(self, block: bytes, body: int) -> tuple[int, _Columns | None]:
         """The length of any header's body, and its entry; None if it is not a member."""
         name, digits, kind, target, magic, prefix = HEADER.unpack(block)
         try:
@@ -221,7 +239,7 @@ class Walk:
             self._refuse_pieces(body - BLOCK, kind)
         if kind == _FOLDER or kind in NOTES:
             return length, None
-        return length, Entry(name, body, length, _FILE if kind in FILES else kind, target)
+        return length, (name, body, length, _FILE if kind in FILES else kind, target)
 
     def _learn(self, kind: bytes, body: int, length: int) -> None:
         """Take in a long name, or pax records."""
@@ -230,7 +248,7 @@ class Walk:
                 f"{self._place(body - BLOCK)}: an extended header of {length:,} bytes; at most {LONGEST_RECORDS:,} are "
                 f"read. Write the archive again without extended attributes, or leave it out"
             )
-        content = bytes(self._source.read(body, length))
+        content = self._read(body, length)
         if len(content) < length:
             self._cut(body, "inside an extended header", length, len(content))
         if kind in LONG_NAMES:
@@ -270,7 +288,7 @@ class Walk:
         if self._extra != self._common:
             raise Corrupt(f"{self._place(end)}: the archive ends after the name of a member that is not there")
         at = end
-        while (block := bytes(self._source.read(at, BLOCK))) == _ZEROS:
+        while (block := self._read(at, BLOCK)) == _ZEROS:
             at += BLOCK
         if not block.strip(b"\0"):
             return None
@@ -286,14 +304,14 @@ class Walk:
     def _place(self, offset: int) -> str:
         """Where, for messages."""
         last = self._last
-        after = "before any whole member" if last is None else f"after {decoded(last.name)!r}, the last whole member"
+        after = "before any whole member" if last is None else f"after {decoded(last[0])!r}, the last whole member"
         return f"{self._source.name}, offset {offset:,} ({after})"
 
     def _cut_at_header(self, at: int, found: int) -> NoReturn:
         last, size = self._last, self._source.size or 0
-        if last is not None and size < last.offset + last.length:  # its bytes were skipped
+        if last is not None and size < last[1] + last[2]:  # its bytes were skipped
             self._last = None
-            self._cut(last.offset, f"inside member {decoded(last.name)!r}", last.length)
+            self._cut(last[1], f"inside member {decoded(last[0])!r}", last[2])
         self._cut(at, "inside a header" if found else "with no end-of-archive (blocks of zeros)", BLOCK, found)
 
     def _cut(self, at: int, where: str, wanted: int, found: int | None = None) -> NoReturn:
@@ -322,15 +340,15 @@ def walk(archive: str | Handle, sizes: WindowSizes = WindowSizes()) -> MemberTab
 def _table(source: Source) -> MemberTable:
     members, links, found = MemberList(), dict[int, Link](), Walk(source)
     add = members.add
-    for entry in found:
-        name, offset, length, kind, target = entry
+    for name, offset, length, kind, target in found.columns():
         if kind == _FILE:
             add(name, offset, length)
         elif kind in LINKS:
             links[len(members)] = Link(target, hard=kind == b"1")
             add(name, offset, 0)
         else:
-            why = f'{found.explain(entry)}. Write the archive again without it, or pass on_error="skip" to leave it out'
-            members.left_out.append((name, Corrupt(why)))
+            why = found.explain(Entry(name, offset, length, kind, target))
+            way_out = 'Write the archive again without it, or pass on_error="skip" to leave it out'
+            members.left_out.append((name, Corrupt(f"{why}. {way_out}")))
     table = members.table(source.name)
     return resolved(table, links) if links else table
