@@ -3,8 +3,8 @@
 A test that takes ``any_seed`` makes its own faults from that number: once in a usual run, and where it is marked
 ``soak``, which `make soak` alone runs, for ten numbers. Its name carries the number, and ``--seed`` begins there again.
 
-Hypothesis tries the same examples in every usual run: a change alone can make a law fail. `make soak` runs all laws with
-the profile "explore" as well, whose examples are new each time, and prints what reproduces a failure.
+Hypothesis tries the same examples in every usual run: a change alone can make a law fail. `make soak` runs all laws
+with the profile "explore" as well, whose examples are new each time, and prints what reproduces a failure.
 """
 
 import contextlib

@@ -59,14 +59,11 @@ def samples(folder: Path) -> ps.Dataset:
     return ps.open(folder / "x.tar")
 
 
-TOO_DEEP = pytest.mark.xfail(reason="a member is read through two calls too many")
-
-
 @pytest.mark.parametrize(
     ("make", "most"),
     [
         pytest.param(gzip_files, MOST_FOR_CHUNKS, id="gzip HDF5"),
-        pytest.param(samples, MOST_FOR_MEMBERS, id="tar", marks=TOO_DEEP),
+        pytest.param(samples, MOST_FOR_MEMBERS, id="tar"),
     ],
 )
 def test_a_read_is_few_calls_deep(

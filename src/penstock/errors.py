@@ -22,7 +22,7 @@ PenstockError
     └── WrongArgument       an unknown argument, or one of the wrong type (also a TypeError)
 
 Rules: each takes exactly one string, so that it pickles and so that torch's worker processes can rebuild it;
-the string says what was expected, what came, where, and the way out. What programs want to know besides is an attribute,
+the string says what was expected, what came, where, and the way out. What programs need besides is an attribute,
 which may be None. All are also names of ``penstock`` itself.
 """
 

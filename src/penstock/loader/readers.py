@@ -16,13 +16,14 @@ from penstock.base import counters
 from penstock.base import stop as stopping
 from penstock.base.counters import Counters
 from penstock.base.sizes import MiB
-from penstock.dataset.store import StoreBase
+from penstock.dataset.store import Out, StoreBase
 from penstock.errors import DataError, SourceError, WorkerDied
 from penstock.loader.nonfinite import Nan, not_finite
 from penstock.loader.plan import SHARE_ABOVE_BYTES, Plan
 from penstock.loader.schedule import Batch, BatchRows, DeferredFields, Epoch, Read, reads
 from penstock.loader.slots import Slots
 from penstock.loader.team import Team
+from penstock.read.pieces import Share
 
 BAD_INPUT = (DataError, SourceError)
 """Faults of a sample, as opposed to faults of the program."""
@@ -168,7 +169,7 @@ class Readers:
     def _fill(self, read: Read, first: int, last: int) -> None:
         """Fill these batches of a read; after an error, find out which batch or sample it belongs to."""
         try:
-            self._read_batches(read, first, last)
+            self.store.read(*self._arguments(read, first, last))
         except BaseException as error:
             if stopping.asked():  # nobody will ask for these batches
                 return
@@ -192,7 +193,8 @@ class Readers:
             before, end = arrays, begin + read.bounds[number + 1] - read.bounds[number]
         yield first, len(read.batches)
 
-    def _read_batches(self, read: Read, first: int, last: int) -> None:
+    def _arguments(self, read: Read, first: int, last: int) -> tuple[np.ndarray, np.ndarray, Out, Share]:
+        """What the store needs to read these batches: rows, places, memory, and the share of a read."""
         bounds = read.bounds[first : last + 1]
         rows, places = read.rows[bounds[0] : bounds[-1]], read.places[bounds[0] : bounds[-1]]
         arrays, begin = self.slots.memory(read.batches[first].slot)
@@ -202,7 +204,7 @@ class Readers:
             begins = np.repeat(np.array(each), np.diff(bounds))
         if read.fields is not None:
             arrays = {name: arrays[name] for name in read.fields}
-        self.store.read(rows, np.add(places, begins, dtype=np.int64), arrays, read.share)
+        return rows, np.add(places, begins, dtype=np.int64), arrays, read.share
 
     def _skip_bad(self, part: BatchRows, fields: tuple[str, ...] | None, *, known_bad: bool = False) -> None:
         """Read the samples that can be read, and leave out the others, which are found by halves."""
@@ -216,7 +218,7 @@ class Readers:
         try:
             bounds = (0, len(part.rows))
             again = Read(batches=[part.batch], rows=part.rows, places=part.places, bounds=bounds, fields=fields)
-            self._read_batches(again, 0, 1)
+            self.store.read(*self._arguments(again, 0, 1))
         except BAD_INPUT as error:
             if len(part.rows) == 1:
                 part.batch.left_out.append((int(part.places[0]), error))

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
@@ -93,31 +92,24 @@ class MemberReader:
 
     def read_row(self, handle: Readable, row: int, place: int, target: np.ndarray) -> None:
         """Read the member of ``row`` into ``target[place]``."""
-        array = self.array
-        if isinstance(self.kind, Value):
-            target[place] = self._read_one(handle, row, target)
-            return
-        goal = target[place : place + 1].reshape(self.spec.shape)
-        if self.straight:
-            self._read_one(handle, row, goal)
-            return
-        with borrow(array.row_bytes) as scratch:
-            whole = scratch.view(array.stored).reshape(array.shape)
-            self._read_one(handle, row, whole)
-            self._take(whole.reshape(-1), goal.reshape(-1))
-
-    def _read_one(self, handle: Readable, row: int, goal: np.ndarray) -> Any:
-        """Read a member into ``goal``, or return it if it is a Python object."""
-        array = self.array
+        array, kind = self.array, self.kind
         offset, length = int(array.offsets[row]), int(array.lengths[row])
         if offset < 0:
             raise Missing(f"{array.file.path}: sample {array.keys[row]!r} has no {array.name!r}")
         counters.mine().chunks_read += 1
         try:
             check_length(length, array.max_bytes)
-            if isinstance(self.kind, Value):
-                return self.kind.value(handle, offset, length)
-            return self.kind.read(handle, offset, length, goal)
+            if isinstance(kind, Value):
+                target[place] = kind.value(handle, offset, length)
+                return
+            goal = target[place : place + 1].reshape(self.spec.shape)
+            if self.straight:
+                kind.read(handle, offset, length, goal)
+                return
+            with borrow(array.row_bytes) as scratch:
+                whole = scratch.view(array.stored).reshape(array.shape)
+                kind.read(handle, offset, length, whole)
+                self._take(whole.reshape(-1), goal.reshape(-1))
         except DataError as error:
             first = f" (the first sample is {array.keys[0]!r})" if isinstance(error, SchemaMismatch) else ""
             raise type(error)(
