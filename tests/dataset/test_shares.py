@@ -82,6 +82,9 @@ WRAPPED: dict[str, Callable[[ps.Dataset], StoreBase]] = {
     "second cast": lambda ds: ds.cast("x", "float32", scale=2).cast("x", "float16", offset=1).delivered,
     "convert": lambda ds: Converted(ds.store, {"x": HALF}),
     "permute": lambda ds: ds.permute("x", 1, 0).delivered,
+    "permute, contiguous": lambda ds: ds.cast("x", "float16", scale=0.5).permute("x", 1, 0, contiguous=True).delivered,
+    "normalize columns": lambda ds: ds.normalize("x", MEAN[0], SPREAD[0]).store,
+    "normalize, contiguous": lambda ds: normalized(ds).permute("x", 1, 0, contiguous=True).delivered,
     "crop to a box": lambda ds: Cropped(ds.store, "x", box(SHAPE)),
     "crop to a mask": lambda ds: Cropped(ds.store, "x", part.within(SHAPE, MASK)),
     "pad": lambda ds: ds.pad("x", to=9, value=7).store,
@@ -131,7 +134,7 @@ def test_a_function_needs_whole_rows_so_that_one_share_reads_them(ds: ps.Dataset
     assert np.array_equal(out["x"], ds[:2]["x"][:, ::-1])
 
 
-BY_A_LOADER = ["normalize", "second cast", "permute", "crop to a box", "pad", "gather"]
+BY_A_LOADER = ["normalize", "second cast", "permute", "permute, contiguous", "crop to a box", "pad", "gather"]
 
 
 @pytest.mark.parametrize("case", BY_A_LOADER)

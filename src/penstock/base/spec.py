@@ -133,6 +133,20 @@ class Cast:
         return (self.scale, self.offset, self.divisor) != (1, 0, 1)
 
 
+@dataclass(frozen=True)
+class Axes:
+    """An order of axes that the caller declared for a field."""
+
+    order: tuple[int, ...]
+    contiguous: bool = False
+    """Whether memory is laid out in this order too, or rows keep their memory and are seen through a view."""
+
+
+def permuted(spec: FieldSpec, axes: tuple[int, ...] | None) -> FieldSpec:
+    """The same field with its axes in another order."""
+    return spec if axes is None else FieldSpec(spec.dtype, tuple(spec.shape[axis] for axis in axes))
+
+
 def row_bytes(fields: Fields) -> int:
     """Bytes of one sample."""
     return sum(spec.row_bytes for spec in fields.values())

@@ -14,14 +14,14 @@ from penstock.base import checks, html
 from penstock.base.dtypes import checked_dtype, numpy_dtype
 from penstock.base.machine import free_bytes
 from penstock.base.sizes import MiB, format_size
-from penstock.base.spec import Cast, Fields, FieldSpec, Origin, row_bytes
+from penstock.base.spec import Axes, Cast, Fields, FieldSpec, Origin, row_bytes
 from penstock.base.torch_worker import fail_worker_on_lost_batch
 from penstock.dataset.combine import Subset
 from penstock.dataset.gather import Gathered
 from penstock.dataset.keys import Keys
 from penstock.dataset.map import Mapped, Transform
 from penstock.dataset.normalize import Normalized
-from penstock.dataset.rewrite import cast_fields, choose_fields, select_part
+from penstock.dataset.rewrite import cast_fields, choose_fields, normalize_field, permute_fields, select_part
 from penstock.dataset.second_pass import Padded, Permuted
 from penstock.dataset.store import Store, StoreBase, as_base
 from penstock.errors import (
@@ -50,7 +50,7 @@ class Dataset:
         store: Store,
         casts: Mapping[str, Cast] | None = None,
         left_out: Sequence[DataError | SourceError] = (),
-        axes: Mapping[str, tuple[int, ...]] | None = None,
+        axes: Mapping[str, Axes] | None = None,
         fields_left_out: Mapping[str, str] | None = None,
     ) -> None:
         self.store = as_base(store)
@@ -63,14 +63,20 @@ class Dataset:
         """Orders of axes declared on top, by field."""
         self.fields_left_out = dict(fields_left_out or {})
         """Fields of the files that cannot be delivered, and why; empty if fields were chosen by name."""
-        self._delivered = cast_fields(self.store, self.casts)
-        if self.axes:
-            self._delivered = Permuted(self._delivered, self.axes)
+        self._delivered = permute_fields(self.store, self.casts, self.contiguous_axes)
+        views = {name: axes.order for name, axes in self.axes.items() if not axes.contiguous}
+        if views:
+            self._delivered = Permuted(self._delivered, views)
 
     @property
     def delivered(self) -> StoreBase:
         """The rows with every declared conversion applied."""
         return self._delivered
+
+    @property
+    def contiguous_axes(self) -> dict[str, tuple[int, ...]]:
+        """Orders of axes that batches are laid out in, by field."""
+        return {name: axes.order for name, axes in self.axes.items() if axes.contiguous}
 
     @property
     def fields(self) -> Fields:
@@ -79,8 +85,11 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Differs when the data differ."""
-        return self._delivered.fingerprint
+        """Differs when the data differ; the layout of memory makes no difference."""
+        if not self.contiguous_axes:
+            return self._delivered.fingerprint
+        orders = {name: axes.order for name, axes in self.axes.items()}
+        return Permuted(cast_fields(self.store, self.casts), orders).fingerprint
 
     def __len__(self) -> int:
         return len(self._delivered)
@@ -163,23 +172,19 @@ class Dataset:
             )
         return self._renamed(names, self.fields_left_out)
 
-    def permute(self, field: str, *axes: int) -> "Dataset":
+    def permute(self, field: str, *axes: int, contiguous: bool = False) -> "Dataset":
         """Deliver the axes of a row in another order: ``permute("jpg", 2, 0, 1)`` gives channels, rows, columns.
 
         In a loader's batches this is a view, so pictures come as torch's "channels last", the fast format for
-        convolutions.
+        convolutions. With ``contiguous=True`` memory has that order too: rows are written so as they are read, in the
+        pass that converts them.
         """
         spec = self._known(field)
         if not all(map(checks.is_whole, axes)) or sorted(axes) != list(range(len(spec.shape))):
             raise ConfigError(f"permute({field!r}, {axes}): expected each of the {len(spec.shape)} axes of {spec} once")
-        before = self.axes.get(field, tuple(range(len(axes))))
-        return Dataset(
-            self.store,
-            self.casts,
-            self.left_out,
-            {**self.axes, field: tuple(before[axis] for axis in axes)},
-            self.fields_left_out,
-        )
+        before = self.axes.get(field, Axes(tuple(range(len(axes))))).order
+        wanted = Axes(tuple(before[axis] for axis in axes), checks.flag("permute: contiguous", contiguous))
+        return Dataset(self.store, self.casts, self.left_out, {**self.axes, field: wanted}, self.fields_left_out)
 
     def pad(self, field: str, *, to: int, value: float = 0) -> "Dataset":
         """Fill each row of ``field`` up with ``value``, along its first axis, to a length of ``to``.
@@ -247,19 +252,22 @@ class Dataset:
     ) -> "Dataset":
         """Deliver ``field`` as ``(value - mean) / spread``, in single precision; elements with no spread come as 0.
 
-        ``mean`` and ``spread`` have the shape of a row, or with ``group_of_row`` (a number for each row of this
-        dataset) one more axis before it: z-scores per session, say. A cast declared on the field comes first.
+        ``mean`` and ``spread`` have the shape of a row, or one that numpy stretches to it: three numbers for the
+        channels of pictures. With ``group_of_row`` (a number for each row of this dataset) they have one more axis in
+        front: z-scores per session, say. A cast declared on the field comes first.
         """
-        self._known(field)
+        spec = self._known(field)
         kind = checked_dtype(dtype, argument=f"normalize({field!r}, …): dtype")
-        if group_of_row is None:
-            mean, spread, group_of_row = np.asarray(mean)[None], np.asarray(spread)[None], np.zeros(len(self), np.int32)
         if field in self.axes:
             raise ConfigError(f"normalize({field!r}, …): its axes were permuted; normalize first, then permute")
         cast = self.casts.get(field, Cast(np.dtype(np.float32)))
         unit = cast.divisor / cast.scale  # the cast is undone in the tables, so that values are converted once
         mean, spread = (np.asarray(mean, np.float32) - cast.offset) * unit, np.asarray(spread, np.float32) * unit
         others = {name: other for name, other in self.casts.items() if name != field}
+        if group_of_row is None:
+            if not mean.shape == spread.shape == spec.shape:
+                return self._with(normalize_field(self.store, field, mean, spread, kind), others)
+            mean, spread, group_of_row = mean[None], spread[None], np.zeros(len(self), np.int32)
         normalized = Normalized(self.store, field, mean=mean, spread=spread, group_of_row=group_of_row, dtype=kind)
         return self._with(normalized, others)
 

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from penstock.base.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath
+from penstock.base.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath, permuted
 from penstock.base.urls import base_name
 from penstock.dataset.store import Filled, Out, StoreBase, check_rows, digest
 from penstock.files.files import Files
@@ -34,26 +34,28 @@ class ExtentStore(StoreBase):
         files: Files,
         casts: Mapping[str, Cast] | None = None,
         parts: Mapping[str, Within] | None = None,
+        axes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self._arrays, self._files = dict(arrays), files
-        self._casts, self._parts = dict(casts or {}), dict(parts or {})
+        self._casts, self._parts, self._axes = dict(casts or {}), dict(parts or {}), dict(axes or {})
         self._length = next(iter(arrays.values())).rows
         self.fields = {name: self._spec(name) for name in arrays}
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self._arrays, self._files, self._casts, self._parts)
+        return type(self), (self._arrays, self._files, self._casts, self._parts, self._axes)
 
     def _spec(self, name: str) -> FieldSpec:
         array, cast, part = self._arrays[name], self._casts.get(name), self._parts.get(name)
         if cast is None and part is None:
-            return array.spec
-        return FieldSpec(cast.dtype if cast else array.stored, part.shape if part else array.shape)
+            return permuted(array.spec, self._axes.get(name))
+        spec = FieldSpec(cast.dtype if cast else array.stored, part.shape if part else array.shape)
+        return permuted(spec, self._axes.get(name))
 
     @cached_property
     def _readers(self) -> "dict[str, _Reader]":
         """Made when needed: most datasets are only steps on the way to the one that is read."""
         return {
-            name: _reader(array, self._files, self._casts.get(name), self._parts.get(name))
+            name: _reader(array, self._files, self._casts.get(name), self._parts.get(name), self._axes.get(name))
             for name, array in self._arrays.items()
         }
 
@@ -90,6 +92,7 @@ class ExtentStore(StoreBase):
             *((base_name(array.file.path), array.file.size, array.describe()) for array in self._arrays.values()),
             sorted(self._casts.items()),
             *([parts] if parts else []),
+            *([sorted(self._axes.items())] if self._axes else []),
         )
 
     def scratch_bytes(self, rows: int) -> int:
@@ -134,7 +137,12 @@ class ExtentStore(StoreBase):
     def casting(self, casts: Mapping[str, Cast]) -> "ExtentStore | None":
         if casts.keys() & self._casts.keys():  # two conversions round twice, one would round once
             return None
-        return ExtentStore(self._arrays, self._files, {**self._casts, **casts}, self._parts)
+        return ExtentStore(self._arrays, self._files, {**self._casts, **casts}, self._parts, self._axes)
+
+    def permuting(self, axes: Mapping[str, tuple[int, ...]]) -> "ExtentStore | None":
+        if not all(isinstance(self._arrays[name], Members) for name in axes) or axes.keys() & self._parts.keys():
+            return None
+        return ExtentStore(self._arrays, self._files, self._casts, self._parts, axes)
 
     def choosing(self, names: Sequence[str]) -> "ExtentStore":
         return ExtentStore(
@@ -142,6 +150,7 @@ class ExtentStore(StoreBase):
             self._files,
             {name: cast for name, cast in self._casts.items() if name in names},
             {name: part for name, part in self._parts.items() if name in names},
+            {name: axes for name, axes in self._axes.items() if name in names},
         )
 
     def read_paths(self) -> Sequence[ReadPath]:
@@ -155,24 +164,28 @@ class ExtentStore(StoreBase):
     def epoch_bytes(self) -> Mapping[str, int]:
         return {name: _epoch_bytes(reader) for name, reader in self._readers.items()}
 
-    def selecting(self, field: str, part: Within) -> "ExtentStore":
+    def selecting(self, field: str, part: Within) -> "ExtentStore | None":
         if isinstance(part, Box) and part.is_everything:
             return self
+        if field in self._axes:
+            return None
         whole = compose(self._parts[field], part) if field in self._parts else part
-        return ExtentStore(self._arrays, self._files, self._casts, {**self._parts, field: whole})
+        return ExtentStore(self._arrays, self._files, self._casts, {**self._parts, field: whole}, self._axes)
 
 
 _RowReader = RowReader | PartReader | MappedReader | MemberReader | GatherMembers
 _Reader = _RowReader | BlockReader
 
 
-def _reader(array: Extents, files: Files, cast: Cast | None, part: Within | None) -> _Reader:
+def _reader(
+    array: Extents, files: Files, cast: Cast | None, part: Within | None, axes: tuple[int, ...] | None
+) -> _Reader:
     if cast is None and not array.stored.isnative:
         cast = Cast(array.spec.dtype)
     if isinstance(array, Chunks):
         return chunk_reader(array, files, cast, part)
     if isinstance(array, Members):
-        return member_reader(array, files, cast, part)
+        return member_reader(array, files, cast, part, axes)
     return row_reader(array, files, cast, part)
 
 

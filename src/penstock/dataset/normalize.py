@@ -1,22 +1,32 @@
 """A field shifted and scaled element by element, by tables that depend on a row's group: z-scores per session, say.
 
 ``(value - mean[group of the row]) / spread[group of the row]``, in single precision, on the way into the batch. An
-element whose spread is 0 does not vary, and comes as 0.
+element whose spread is 0 does not vary, and comes as 0. Tables have a number per element, or are small and stretched
+to a row as numpy stretches arrays: a number per channel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 
 from penstock.base.scratch import aligned, borrow
-from penstock.base.spec import FieldSpec
+from penstock.base.spec import FieldSpec, permuted
 from penstock.dataset.second_pass import SecondPass
 from penstock.dataset.store import Filled, StoreBase, digest
 from penstock.errors import ConfigError, SchemaMismatch
+from penstock.read.convert import block_bytes, pieces
+from penstock.read.pieces import Share
+
+# Small tables are written out along the last axes up to so many numbers: numpy is slow with runs of three.
+LEAST_RUN = 1024
 
 
 class Normalized(SecondPass):
     """One field normalized; the others as they are."""
+
+    axes: tuple[int, ...] | None = None
+    """Another order of axes, in which the field is laid out."""
 
     def __init__(
         self,
@@ -30,14 +40,18 @@ class Normalized(SecondPass):
     ) -> None:
         super().__init__(store, {field: np.dtype(dtype)})
         self.field, self.dtype = field, np.dtype(dtype)
-        shape = store.fields[field].shape
+        self._shape = shape = store.fields[field].shape
         for name, table in (("mean", mean), ("spread", spread)):
-            if np.shape(table)[1:] != shape:
+            if not _stretches(np.shape(table)[1:], shape):
                 raise SchemaMismatch(
-                    f"normalize {field!r}: {name} has shape {np.shape(table)}, expected (groups, *{shape})"
+                    f"normalize {field!r}: {name} has shape {np.shape(table)}, expected (groups, *{shape}), or shapes "
+                    f"that numpy stretches to {shape}: (groups, {shape[-1] if shape else 1})"
                 )
-        self.mean = np.ascontiguousarray(mean, np.float32).reshape(len(mean), -1)
-        self.factor = _inverse(np.asarray(spread, np.float32)).reshape(self.mean.shape)
+        self.is_full = np.shape(mean)[1:] == shape == np.shape(spread)[1:]
+        """Whether the tables have a number for each element."""
+        factor = _inverse(np.asarray(spread, np.float32))
+        self.mean, self.factor = (_table(each, shape, self.is_full) for each in (np.asarray(mean, np.float32), factor))
+        """(groups, elements) if they are full, else (groups, *what numpy stretches to a row)."""
         self.group_of_row = np.asarray(group_of_row, np.int32)
         if len(self.group_of_row) != len(store):
             raise SchemaMismatch(
@@ -53,13 +67,21 @@ class Normalized(SecondPass):
         again.__dict__.update(self.__dict__, store=children[0])
         return again
 
+    def permuting(self, axes: Mapping[str, tuple[int, ...]]) -> StoreBase | None:
+        if set(axes) != {self.field} or self.axes is not None:
+            return None
+        again = object.__new__(Normalized)
+        again.__dict__.update(self.__dict__, axes=axes[self.field])
+        return again
+
     def change_spec(self, name: str, spec: FieldSpec) -> FieldSpec:
-        return FieldSpec(self.dtype, spec.shape)
+        return permuted(FieldSpec(self.dtype, spec.shape), self.axes)
 
     @property
     def fingerprint(self) -> str:
         tables = (self.mean, self.factor, self.group_of_row)
-        return digest("normalized", self.store.fingerprint, self.field, str(self.dtype), *map(_digest, tables))
+        axes = () if self.axes is None else (self.axes,)
+        return digest("normalized", self.store.fingerprint, self.field, str(self.dtype), *map(_digest, tables), *axes)
 
     @property
     def table_bytes(self) -> int:
@@ -70,19 +92,58 @@ class Normalized(SecondPass):
         return super().index_bytes + self.table_bytes
 
     def placing_bytes(self, name: str, rows: int) -> int:
-        return aligned(4 * self.mean.shape[1])
+        return aligned(block_bytes(prod(self._shape), 4))
 
     def place_row(self, name: str, row: int, values: np.ndarray, goal: np.ndarray, filled: Filled) -> None:
         group = self.group_of_row[row]
-        flat = filled if isinstance(filled, bool) else filled.reshape(-1)
-        target, stored = goal.reshape(-1), values.reshape(-1)
-        with borrow(4 * len(stored)) as scratch:
-            work = target if self.dtype == np.float32 else scratch.view(np.float32)
-            np.copyto(work, stored, casting="unsafe", where=flat)
-            np.subtract(work, self.mean[group], out=work, where=flat)
-            np.multiply(work, self.factor[group], out=work, where=flat)
+        tables = (self.mean[group], self.factor[group])
+        mean, factor = (
+            each.reshape(self._shape) if self.is_full else np.broadcast_to(each, self._shape) for each in tables
+        )
+        stored, where = values[0], np.broadcast_to(filled, self._shape)
+        if self.axes is not None:
+            mean, factor, stored, where = (each.transpose(self.axes) for each in (mean, factor, stored, where))
+        target = goal.reshape(stored.shape)
+        for piece in pieces(target.shape):
+            flags = True if filled is True else where[piece]
+            self._place_piece(stored[piece], target[piece], (mean[piece], factor[piece]), flags)
+
+    def _place_piece(
+        self, stored: np.ndarray, target: np.ndarray, tables: tuple[np.ndarray, np.ndarray], flags: Filled
+    ) -> None:
+        with borrow(4 * target.size) as scratch:
+            work = target if self.dtype == np.float32 else scratch.view(np.float32).reshape(target.shape)
+            np.copyto(work, stored, casting="unsafe", where=flags)
+            np.subtract(work, tables[0], out=work, where=flags)
+            np.multiply(work, tables[1], out=work, where=flags)
             if work is not target:
-                np.copyto(target, work, casting="same_kind", where=flat)
+                np.copyto(target, work, casting="same_kind", where=flags)
+
+    def change_filled(self, name: str, flags: np.ndarray, share: Share) -> np.ndarray:
+        return flags if self.axes is None else flags.transpose(self.axes)
+
+
+def _stretches(table: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether numpy stretches an array of the one shape to the other."""
+    try:
+        return np.broadcast_shapes(table, shape) == shape
+    except ValueError:
+        return False
+
+
+def _table(values: np.ndarray, shape: tuple[int, ...], is_full: bool) -> np.ndarray:
+    """A table as it is kept; small ones with as many axes as a row, and runs of numbers along the last ones."""
+    groups = len(values)
+    if is_full:
+        return np.ascontiguousarray(values).reshape(groups, -1)
+    small = values.reshape(groups, *(1,) * (len(shape) + 1 - values.ndim), *values.shape[1:])
+    kept, run = list(small.shape), 1
+    for axis in range(len(shape) - 1, -1, -1):
+        if run >= LEAST_RUN or prod(kept) == groups:  # long enough, or one number for everything
+            break
+        kept[axis + 1] = shape[axis]
+        run *= shape[axis]
+    return np.ascontiguousarray(np.broadcast_to(small, kept))
 
 
 def _inverse(spread: np.ndarray) -> np.ndarray:

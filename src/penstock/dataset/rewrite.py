@@ -7,6 +7,7 @@ bytes. Where that store cannot do it while reading, a second pass does it.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from penstock.base.spec import Cast
 from penstock.dataset.combine import Columns, Combination, Concat, Joined, Part, Subset
 from penstock.dataset.gather import Gathered
 from penstock.dataset.normalize import Normalized
-from penstock.dataset.second_pass import Converted, Cropped, Padded, SecondPass
+from penstock.dataset.second_pass import Converted, Cropped, Padded, Permuted, SecondPass
 from penstock.dataset.store import Branch, Out, ReadCall, StoreBase, Wrapper
 from penstock.read.convert import convert
 from penstock.read.part import Within
@@ -34,6 +35,35 @@ def cast_fields(store: StoreBase, casts: Mapping[str, Cast]) -> StoreBase:
         return Padded(cast_fields(store.store, casts), store.field, store.to, fill)
     found = store.casting(casts)
     return Converted(store, casts) if found is None else found
+
+
+def permute_fields(store: StoreBase, casts: Mapping[str, Cast], axes: Mapping[str, tuple[int, ...]]) -> StoreBase:
+    """The same rows with some fields converted, and some laid out with another order of axes, in the same pass."""
+    if not axes:
+        return cast_fields(store, casts)
+    if isinstance(store, Combination):
+        return store.rebuild(
+            [permute_fields(child, _below(casts, names), _below(axes, names)) for child, names in store.branches()]
+        )
+    found = store.permuting(axes)
+    if found is not None:
+        return cast_fields(found, casts)
+    own = {name: cast for name, cast in casts.items() if name in axes}
+    others = {name: cast for name, cast in casts.items() if name not in axes}
+    return Permuted(cast_fields(store, others), axes, own)
+
+
+def normalize_field(store: StoreBase, field: str, mean: np.ndarray, spread: np.ndarray, dtype: np.dtype) -> StoreBase:
+    """The same rows with a field normalized, every row by the same numbers."""
+    if isinstance(store, Combination):
+        return store.rebuild(
+            [
+                normalize_field(child, names[field], mean, spread, dtype) if field in names else child
+                for child, names in store.branches()
+            ]
+        )
+    groups = np.zeros(len(store), np.int32)
+    return Normalized(store, field, mean=mean[None], spread=spread[None], group_of_row=groups, dtype=dtype)
 
 
 def select_part(store: StoreBase, field: str, part: Within) -> StoreBase:
@@ -91,7 +121,7 @@ def side_by_side(stores: Sequence[StoreBase], names: Sequence[str]) -> StoreBase
     return _choose_joined(Joined({str(number): part for number, part in enumerate(parts)}), names)
 
 
-def _below(changes: Mapping[str, Cast], names: Mapping[str, str]) -> dict[str, Cast]:
+def _below(changes: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {old: changes[new] for new, old in names.items() if new in changes}
 
 
@@ -145,7 +175,8 @@ def defer_normalizing(store: StoreBase, fields: frozenset[str] | None = None) ->
 def _put_off_own(store: Normalized, fields: frozenset[str]) -> tuple[StoreBase, Rescales]:
     below, steps = defer_normalizing(store.store, fields - {store.field})
     stored = store.store.fields[store.field].dtype
-    if store.field not in fields or stored.itemsize > store.dtype.itemsize:  # the latter: more to copy than before
+    # Not where there would be more to copy than before, or tables that are small here and large on the device.
+    if store.field not in fields or stored.itemsize > store.dtype.itemsize or not store.is_full:
         return (store.rebuild([below]) if steps else store), steps
     own = Rescale(store.mean, store.factor, store.dtype, store.group_of_row.__getitem__)
     return AsStored(below, store.table_bytes), {**steps, store.field: own}

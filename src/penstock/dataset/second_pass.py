@@ -11,9 +11,9 @@ import numpy as np
 
 from penstock.base.scratch import aligned, borrow
 from penstock.base.sizes import KiB
-from penstock.base.spec import Cast, Fields, FieldSpec
+from penstock.base.spec import Cast, Fields, FieldSpec, permuted
 from penstock.dataset.store import Filled, Out, StoreBase, Wrapper, digest
-from penstock.read.convert import convert, convert_scratch_bytes
+from penstock.read.convert import convert, convert_axes, convert_scratch_bytes
 from penstock.read.part import Box, Within
 from penstock.read.pieces import WHOLE, Share
 
@@ -152,32 +152,45 @@ def crop(row: np.ndarray, part: Within, target: np.ndarray) -> None:
 
 
 class Permuted(SecondPass):
-    """Fields with their axes in another order."""
+    """Fields with their axes in another order, and converted on the way if ``casts`` says so."""
 
     changes: dict[str, tuple[int, ...]]
 
+    def __init__(
+        self, store: StoreBase, changes: Mapping[str, tuple[int, ...]], casts: Mapping[str, Cast] | None = None
+    ) -> None:
+        super().__init__(store, changes)
+        self.casts = dict(casts or {})
+
     def rebuild(self, children: Sequence[StoreBase]) -> StoreBase:
-        return Permuted(children[0], self.changes)
+        return Permuted(children[0], self.changes, self.casts)
 
     def change_spec(self, name: str, spec: FieldSpec) -> FieldSpec:
-        return permuted(spec, self.changes[name])
+        dtype = self._cast(name, spec.dtype).dtype
+        return permuted(FieldSpec(dtype, spec.shape), self.changes[name])
+
+    def _cast(self, name: str, stored: np.dtype) -> Cast:
+        return self.casts.get(name) or Cast(stored)
 
     @property
     def fingerprint(self) -> str:
-        return digest("axes", self.store.fingerprint, sorted(self.changes.items()))
+        casts = [sorted(self.casts.items())] if self.casts else []
+        return digest("axes", self.store.fingerprint, sorted(self.changes.items()), *casts)
+
+    def placing_bytes(self, name: str, rows: int) -> int:
+        elements = prod(self.fields[name].shape)
+        return convert_scratch_bytes(elements, self.casts[name]) if name in self.casts else 0
 
     def place_row(self, name: str, row: int, values: np.ndarray, goal: np.ndarray, filled: Filled) -> None:
-        axes = self.changes[name]
-        where = filled if isinstance(filled, bool) else filled.transpose(axes)
-        np.copyto(goal, values.transpose(0, *(1 + axis for axis in axes)), where=where)
+        axes, cast = self.changes[name], self._cast(name, values.dtype)
+        if filled is True:
+            convert_axes(values[0], goal.reshape(goal.shape[1:]), cast, axes)
+        elif filled is not False:
+            taken, where = values[0].transpose(axes), np.asarray(filled).transpose(axes)
+            convert_filled(taken[where], goal[0], where, cast)
 
     def change_filled(self, name: str, flags: np.ndarray, share: Share) -> np.ndarray:
         return flags.transpose(self.changes[name])
-
-
-def permuted(spec: FieldSpec, axes: tuple[int, ...] | None) -> FieldSpec:
-    """The same field with its axes in another order."""
-    return spec if axes is None else FieldSpec(spec.dtype, tuple(spec.shape[axis] for axis in axes))
 
 
 class Padded(SecondPass):
@@ -250,8 +263,12 @@ class Converted(SecondPass):
             target[at] = ready.reshape(values.shape)
 
     def place_row(self, name: str, row: int, values: np.ndarray, goal: np.ndarray, filled: Filled) -> None:
-        taken = values[:, filled]
-        with borrow(taken.size * goal.itemsize) as scratch:
-            ready = scratch.view(goal.dtype)
-            convert(taken.reshape(-1), ready, self.changes[name])
-            goal[:, filled] = ready.reshape(taken.shape)
+        convert_filled(values[0, filled].reshape(-1), goal[0], filled, self.changes[name])
+
+
+def convert_filled(taken: np.ndarray, goal: np.ndarray, where: Filled, cast: Cast) -> None:
+    """The elements taken from a row, converted into their places in it."""
+    with borrow(taken.size * goal.itemsize) as scratch:
+        ready = scratch.view(goal.dtype)
+        convert(taken, ready, cast)
+        goal[where] = ready.reshape(goal[where].shape)

@@ -165,6 +165,10 @@ class StoreBase:
         """The same rows with fields converted while they are read; None if this store cannot do that."""
         return None
 
+    def permuting(self, axes: Mapping[str, tuple[int, ...]]) -> "StoreBase | None":
+        """The same rows, fields laid out with other orders of axes; None if a second pass does that as well."""
+        return None
+
     def selecting(self, field: str, part: Within) -> "StoreBase | None":
         """The same rows with part of a field, the rest unread; None if this store cannot do that."""
         return None

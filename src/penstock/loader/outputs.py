@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.base import checks
 from penstock.base.spec import Cast
-from penstock.dataset.rewrite import cast_fields, defer_normalizing
+from penstock.dataset.rewrite import defer_normalizing, permute_fields
 from penstock.dataset.store import StoreBase
 from penstock.errors import ConfigError
 from penstock.loader.slots import Pin
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from penstock.loader.pytorch import DeviceCopies
 
 Arrays = Mapping[str, np.ndarray]
+AxesByField = Mapping[str, tuple[int, ...]]
+"""Orders of axes that batches are laid out in."""
 HandOver = Callable[[], Mapping[str, Any]]
 """Hands over a batch whose delivery was started before."""
 
@@ -28,8 +30,8 @@ class Output(Protocol):
     """Slots that stay busy beyond the one in the caller's hands."""
     pin: Pin | None
 
-    def prepare(self, store: StoreBase, casts: Mapping[str, Cast]) -> StoreBase:
-        """The store to fill slots from: with conversions, or without where they happen later."""
+    def prepare(self, store: StoreBase, casts: Mapping[str, Cast], axes: AxesByField) -> StoreBase:
+        """The store to fill slots from: with conversions and contiguous axes, or without where they happen later."""
 
     def start(self, arrays: Arrays, rows: np.ndarray) -> HandOver:
         """Start to deliver a batch of these rows."""
@@ -47,8 +49,8 @@ class NumpyOutput:
     spare_slots = 0
     pin: Pin | None = None
 
-    def prepare(self, store: StoreBase, casts: Mapping[str, Cast]) -> StoreBase:
-        return cast_fields(store, casts)
+    def prepare(self, store: StoreBase, casts: Mapping[str, Cast], axes: AxesByField) -> StoreBase:
+        return permute_fields(store, casts, axes)
 
     def start(self, arrays: Arrays, rows: np.ndarray) -> HandOver:
         listed = {name: list(array) if array.dtype.hasobject else array for name, array in arrays.items()}
@@ -84,11 +86,11 @@ class DeviceOutput(TorchOutput):
         self.device = device
         self._copies: DeviceCopies | None = None
 
-    def prepare(self, store: StoreBase, casts: Mapping[str, Cast]) -> StoreBase:
+    def prepare(self, store: StoreBase, casts: Mapping[str, Cast], axes: AxesByField) -> StoreBase:
         from penstock.loader.pytorch import DeviceCopies, pin
 
         store, rescales = defer_normalizing(store)
-        self._copies = DeviceCopies(self.device, casts, rescales)
+        self._copies = DeviceCopies(self.device, casts, rescales, axes)
         self.spare_slots = DeviceCopies.IN_FLIGHT
         if self.device.type == "cuda":
             self.pin = pin

@@ -114,9 +114,15 @@ class DeviceCopies:
 
     IN_FLIGHT = 2
 
-    def __init__(self, device: torch.device, casts: Mapping[str, Cast], rescales: Mapping[str, Rescale]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        casts: Mapping[str, Cast],
+        rescales: Mapping[str, Rescale],
+        axes: Mapping[str, tuple[int, ...]],
+    ) -> None:
         self.device = device
-        self._casts = dict(casts)
+        self._casts, self._axes = dict(casts), dict(axes)
         self._rescales = {name: _DeviceRescale(rescale, device) for name, rescale in rescales.items()}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._in_flight: deque[tuple[torch.cuda.Event, Mapping[str, np.ndarray]]] = deque()
@@ -167,6 +173,8 @@ class DeviceCopies:
                 tensor = tensor.mul_(cast.scale)
             if cast.offset != 0:
                 tensor = tensor.add_(cast.offset)
+        if name in self._axes:
+            tensor = tensor.permute(0, *(axis + 1 for axis in self._axes[name])).contiguous()
         return tensor
 
 

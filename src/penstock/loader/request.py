@@ -8,7 +8,7 @@ import numpy as np
 from penstock.base import checks
 from penstock.base.machine import cores, free_bytes
 from penstock.base.sizes import MiB, format_size, parse_size
-from penstock.base.spec import ReadPath, row_bytes
+from penstock.base.spec import Cast, ReadPath, row_bytes
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.explain import advice, read_paths
 from penstock.dataset.rewrite import choose_fields
@@ -145,13 +145,16 @@ def check_columns(ds: Dataset, columns: Sequence[str] | None) -> tuple[str, ...]
     return columns
 
 
-def chosen(ds: Dataset, columns: tuple[str, ...] | None) -> tuple[StoreBase, Mapping[str, Any]]:
-    """The chosen fields, and the conversions declared on them."""
+def chosen(
+    ds: Dataset, columns: tuple[str, ...] | None
+) -> tuple[StoreBase, Mapping[str, Cast], Mapping[str, tuple[int, ...]]]:
+    """The chosen fields, and the conversions and contiguous orders of axes declared on them."""
     if columns is None:
-        return ds.store, ds.casts
+        return ds.store, ds.casts, ds.contiguous_axes
     wanted = [name for name in dict.fromkeys(columns) if name not in IDENTITY]
     casts = {name: cast for name, cast in ds.casts.items() if name in wanted}
-    return choose_fields(ds.store, {name: name for name in wanted}), casts
+    axes = {name: order for name, order in ds.contiguous_axes.items() if name in wanted}
+    return choose_fields(ds.store, {name: name for name in wanted}), casts, axes
 
 
 def memory_limit(memory: int | str | None) -> tuple[int, str]:

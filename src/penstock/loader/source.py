@@ -63,7 +63,7 @@ class Source:
         self.faults = options.faults()
         self.deal = options.deal(len(order), batch_size)
         self.columns, self.fields = check_columns(ds, options.columns), ds.fields
-        self._axes = ds.axes
+        self._views = {name: axes.order for name, axes in ds.axes.items() if not axes.contiguous}
         self.store = output.prepare(*chosen(ds, self.columns))
         self.request = request_for(
             self.store, order, batch_size=self.deal.batch_size, steps=self.deal.steps, threads=options.threads,
@@ -99,7 +99,7 @@ class Source:
 
     def shape(self, values: Mapping[str, Any], rows: np.ndarray) -> Any:
         """A batch as the caller wants it: a dict, or a tuple in the order of ``columns``."""
-        for name, axes in self._axes.items():
+        for name, axes in self._views.items():
             if name in values:
                 values = {**values, name: self.output.permute(values[name], (0, *(axis + 1 for axis in axes)))}
         if self.columns is None:

@@ -1,6 +1,8 @@
-"""Stored elements -> elements of the dtype and scale that the caller wants, into memory the caller owns.
+"""Stored elements -> elements of the dtype, scale and order of axes that the caller wants, in memory the caller owns.
 
-Long conversions go block by block, so that source and target stay in a core's cache between the passes over them.
+Conversions go block by block, so that the target stays in a core's cache between the passes over it. A copy that
+converts, then arithmetic in place, is quicker than one call that does both: numpy converts for such a call piece by
+piece, through buffers of its own.
 """
 
 from collections.abc import Iterator
@@ -16,10 +18,7 @@ from penstock.base.spec import Cast
 from penstock.files.handles import Handle
 from penstock.read.extents import Array
 
-BLOCK_ELEMENTS = 512 * 1024
-
-# Values converted to these are scaled in the same pass.
-SINGLE_PASS = (np.dtype(np.float32), np.dtype(np.float64))
+BLOCK_ELEMENTS = 128 * 1024
 
 
 def blocks(count: int) -> Iterator[slice]:
@@ -33,15 +32,33 @@ def block_bytes(count: int, width: int) -> int:
 
 
 def convert(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
-    """``target = source.astype(dtype) / divisor * scale + offset``, flat and contiguous.
-
-    Block by block if that takes several passes over the target.
-    """
-    if len(source) <= BLOCK_ELEMENTS or len(_steps(cast, target.dtype)) <= (target.dtype in SINGLE_PASS):
+    """``target = source.astype(dtype) / divisor * scale + offset``, flat and contiguous."""
+    if len(source) <= BLOCK_ELEMENTS or not _steps(cast, target.dtype):
         convert_piece(source, target, cast)
         return
     for block in blocks(len(source)):
         convert_piece(source[block], target[block], cast)
+
+
+def convert_axes(source: np.ndarray, target: np.ndarray, cast: Cast, axes: tuple[int, ...]) -> None:
+    """The same for one row, with its axes in another order: ``target`` is laid out as ``source.transpose(axes)``."""
+    seen = source.transpose(axes)
+    for piece in pieces(target.shape):
+        convert_piece(seen[piece], target[piece], cast)
+
+
+def pieces(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
+    """An array of this shape, piece by piece."""
+    inner = prod(shape[1:])
+    if not shape or shape[0] * inner <= BLOCK_ELEMENTS:
+        yield (...,)  # an array even if it has no axes
+        return
+    if inner > BLOCK_ELEMENTS:
+        for first in range(shape[0]):
+            yield from ((first, *rest) for rest in pieces(shape[1:]))
+        return
+    step = BLOCK_ELEMENTS // max(1, inner)
+    yield from ((slice(begin, begin + step),) for begin in range(0, shape[0], step))
 
 
 def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
@@ -53,14 +70,8 @@ def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
             convert_piece(source, single, replace(cast, dtype=single.dtype))
             np.copyto(target, single, casting="same_kind")
         return
-    steps = _steps(cast, target.dtype)
-    if target.dtype.kind == "f" and steps:  # the first step converts too, which saves a pass over the target
-        step, value = steps[0]
-        step(source, value, out=target, dtype=target.dtype, casting="unsafe")
-        steps = steps[1:]
-    else:
-        np.copyto(target, source, casting="unsafe")
-    for step, value in steps:
+    np.copyto(target, source, casting="unsafe")
+    for step, value in _steps(cast, target.dtype):
         step(target, value, out=target)
 
 

@@ -18,12 +18,12 @@ import numpy as np
 from penstock.base import counters
 from penstock.base.scratch import aligned, borrow
 from penstock.base.sizes import KiB
-from penstock.base.spec import Cast, FieldSpec
+from penstock.base.spec import Cast, FieldSpec, permuted
 from penstock.errors import Changed, DataError, Missing, SchemaMismatch
 from penstock.files import saved
 from penstock.files.files import Files
 from penstock.files.handles import Handle
-from penstock.read.convert import convert, convert_piece, convert_scratch_bytes
+from penstock.read.convert import convert, convert_axes, convert_scratch_bytes
 from penstock.read.extents import LooseFiles, Members
 from penstock.read.kinds import Held, Kind, Npy, Raw, Readable, Value, check_length
 from penstock.read.part import Box, Within
@@ -43,28 +43,36 @@ GAP_BYTES = 4 * KiB
 
 
 def member_reader(
-    array: Members, files: Files, cast: Cast | None, part: Within | None
+    array: Members, files: Files, cast: Cast | None, part: Within | None, axes: tuple[int, ...] | None
 ) -> "MemberReader | GatherMembers":
     """The reader that suits the members."""
     kind, can_be_mapped = array.kind, not isinstance(array, LooseFiles) and array.file.can_be_mapped
-    is_array = can_be_mapped and isinstance(kind, Npy | Raw)
+    is_array = can_be_mapped and isinstance(kind, Npy | Raw) and axes is None
     if is_array and len(kind.head) + kind.bytes < files.policy.map_rows_below_bytes:
         return GatherMembers(array, files, cast, part)
-    return MemberReader(array, files, cast, part)
+    return MemberReader(array, files, cast, part, axes)
 
 
 class MemberReader:
     """One member per row, one after another."""
 
-    def __init__(self, array: Members, files: Files, cast: Cast | None, part: Within | None) -> None:
-        self.array, self.files, self.cast, self.part = array, files, cast, part
+    def __init__(
+        self,
+        array: Members,
+        files: Files,
+        cast: Cast | None,
+        part: Within | None,
+        axes: tuple[int, ...] | None = None,
+    ) -> None:
+        self.array, self.files, self.cast, self.part, self.axes = array, files, cast, part, axes
         self.kind: Kind = array.kind
+        self.straight = cast is None and part is None and axes is None
         self.spec = (
             array.spec
-            if cast is None and part is None
+            if self.straight
             else FieldSpec(cast.dtype if cast else array.stored, array.shape if part is None else part.shape)
         )
-        self.straight = cast is None and part is None
+        self.spec = permuted(self.spec, axes)
 
     def scratch_bytes(self, rows: int) -> int:
         own = self.kind.scratch_bytes(self.array.longest)
@@ -109,7 +117,10 @@ class MemberReader:
             with borrow(array.row_bytes) as scratch:
                 whole = scratch.view(array.stored).reshape(array.shape)
                 kind.read(handle, offset, length, whole)
-                self._take(whole.reshape(-1), goal.reshape(-1))
+                if self.axes is not None:
+                    convert_axes(whole, goal, self.cast or Cast(goal.dtype), self.axes)
+                else:
+                    self._take(whole.reshape(-1), goal.reshape(-1))
         except DataError as error:
             first = f" (the first sample is {array.keys[0]!r})" if isinstance(error, SchemaMismatch) else ""
             raise type(error)(
@@ -128,7 +139,7 @@ class MemberReader:
                 np.copyto(chosen.reshape(self.part.full_shape), whole.reshape(self.array.shape)[self.part.index])
             else:
                 np.take(whole, self.part.flat, out=chosen, mode="clip")
-            convert_piece(chosen, goal, self.cast or Cast(goal.dtype))
+            convert(chosen, goal, self.cast or Cast(goal.dtype))
 
 
 class GatherMembers(Gathering):
