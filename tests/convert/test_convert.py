@@ -129,7 +129,7 @@ def test_attributes_are_kept(tmp_path):
 def test_everything_is_read_once_and_written_once_within_little_memory(tmp_path):
     expected = voxel_major(tmp_path / "in.h5", voxels=70_000, trials=100)
     ds = ps.open(tmp_path / "in.h5", row_axis=1)
-    done = ps.convert(ds, tmp_path / "out.npy", memory="40MiB")
+    done = ps.convert(ds, tmp_path / "out.npy", memory="48MiB")
     assert done.plan.tasks > 2  # the session does not fit
     assert done.bytes_read <= 1.02 * expected.nbytes
     assert done.bytes_written <= 1.02 * expected.nbytes

@@ -98,6 +98,8 @@ class Wanted:
     """As the caller wants it; None for as many as make 1 MiB."""
     shard_bytes: int
     least_read_bytes: int = LEAST_READ_BYTES
+    least_run_bytes: int = 0
+    """Parts of a row must have this much of it in one piece."""
 
 
 Overhead = Callable[[tuple[int, ...], int, int], int]
@@ -108,13 +110,26 @@ def cut_field(wanted: Wanted, room_bytes: int, overhead: Overhead) -> Cut:
     """The cut whose tasks hold at most ``room_bytes`` each; the fewest pieces of a row that do."""
     least, row_bytes = 0, wanted.dtype.itemsize * min(wanted.block_rows, wanted.rows)
     for box in boxes(wanted.shape, wanted.source_chunk):
-        if box != wanted.shape and prod(box) * row_bytes < wanted.least_read_bytes:
+        if box != wanted.shape and _is_too_small(wanted, box, row_bytes):
             continue
         cut = _with_box(wanted, box, room_bytes, overhead)
         if cut.need_bytes <= room_bytes:
             return cut
         least = min(least, cut.need_bytes) if least else cut.need_bytes
     raise TooLittle(least)
+
+
+def _is_too_small(wanted: Wanted, box: tuple[int, ...], row_bytes: int) -> bool:
+    run_bytes = run_values(wanted.shape, box) * wanted.dtype.itemsize
+    return prod(box) * row_bytes < wanted.least_read_bytes or run_bytes < wanted.least_run_bytes
+
+
+def run_values(shape: tuple[int, ...], box: tuple[int, ...]) -> int:
+    """How many values of a part of a row lie together in the row."""
+    axis = len(shape) - 1
+    while axis > 0 and box[axis] == shape[axis]:
+        axis -= 1
+    return prod(box[axis:])
 
 
 class TooLittle(Exception):  # caught where the whole need is known, and told there

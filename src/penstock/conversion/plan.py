@@ -19,6 +19,7 @@ from penstock.base.spec import row_bytes
 from penstock.base.urls import is_remote
 from penstock.conversion import encode, rows
 from penstock.conversion.cut import SHARD_BYTES, Cut, Overhead, TooLittle, Wanted, cut_field
+from penstock.conversion.ranges import LEAST_RUN_BYTES
 from penstock.conversion.source import block_rows, chunk_of, index_bytes, is_in_memory
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.rewrite import select_part
@@ -38,10 +39,12 @@ COMPRESSIONS = {
 
 NUMBERED = re.compile(r"%0?\d*d")
 
-BASE_BYTES = 32 * MiB
-"""Estimated: libraries, tables and what the allocator keeps, in the process that converts."""
+BASE_BYTES = 40 * MiB
+"""Measured: interpreter and libraries 28 MiB; the rest is for tables and what the allocator keeps."""
 ARROW_BYTES = 64 * MiB
 """Measured: Arrow's libraries and pools, in each process that uses them."""
+ARROW_VALUE_BYTES = 13
+"""Measured: what Arrow holds for each value of a row group besides the value: levels, wider integers, pages."""
 WORKER_BYTES = 72 * MiB
 """Estimated: what a process that was started for tasks holds before it has one, and its share of the tracker's."""
 LEAST_SHARE = 32 * MiB
@@ -252,6 +255,7 @@ def _cut_array(ds: Dataset, name: str, options: Options, room: int) -> Cut:
     wanted = Wanted(
         rows=len(ds), shape=spec.shape, dtype=spec.dtype, block_rows=block_rows(store), source_chunk=chunk_of(store),
         chunk_rows=options.rows_per_chunk if packs else 1, shard_bytes=options.shard_bytes,
+        least_run_bytes=0 if packs else LEAST_RUN_BYTES,
     )  # fmt: skip
 
     def overhead(box: tuple[int, ...], read_rows: int, chunk_rows: int) -> int:
@@ -270,14 +274,17 @@ def _cut_samples(ds: Dataset, goal: str, options: Options, room: int) -> Cut:
         rows=len(ds), shape=(), dtype=np.dtype((np.void, max(1, each))), block_rows=block_rows(store), source_chunk=(),
         chunk_rows=1, shard_bytes=options.shard_bytes if several else max(1, each) * (len(ds) + 1) * 2,
     )  # fmt: skip
-    return cut_field(wanted, room, _sample_overhead(store, options.format, each, len(ds)))
+    return cut_field(wanted, room, _sample_overhead(store, options.format, len(ds)))
 
 
-def _sample_overhead(store: Store, kind: str, each: int, length: int) -> Overhead:
+def _sample_overhead(store: Store, kind: str, length: int) -> Overhead:
     """Besides a read: the encoded sample in a tar; a table, its columns and their compressed pages in Parquet."""
+    each = row_bytes(store.fields)
+    values = sum(spec.most_bytes or int(np.prod(spec.shape)) for spec in store.fields.values())
 
     def overhead(box: tuple[int, ...], read_rows: int, chunk_rows: int) -> int:
-        copies = 4 * each if kind == "tar" else 4 * each * min(read_rows, length)
-        return store.scratch_bytes(min(read_rows, length)) + copies + encode.CODEC_BYTES
+        rows_ = min(read_rows, length)
+        copies = 4 * each if kind == "tar" else (2 * each + ARROW_VALUE_BYTES * values) * rows_
+        return store.scratch_bytes(rows_) + copies + encode.CODEC_BYTES
 
     return overhead

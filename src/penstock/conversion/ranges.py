@@ -1,6 +1,7 @@
 """Arrays whose every value has a known place in a file: npy, and HDF5 without compression. A task fills its places."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -13,6 +14,8 @@ from penstock.conversion.work import Work, read_at, write_at, writing
 from penstock.dataset.store import Store
 from penstock.errors import ConvertFailed
 
+LEAST_RUN_BYTES = 512
+"""Rows are not cut so that less than this lies together in the file: there would be no end of writes."""
 BACK_BYTES = 1 * MiB
 """What is read again at a time."""
 
@@ -86,7 +89,7 @@ def fill(places: Places, cut: Cut, store: Store, rows: range, part: tuple[slice,
     return written
 
 
-def runs(cut: Cut, first: int, values: np.ndarray, part: tuple[slice, ...]) -> "list[tuple[int, memoryview]]":
+def runs(cut: Cut, first: int, values: np.ndarray, part: tuple[slice, ...]) -> Iterator[tuple[int, memoryview]]:
     """Values that lie together in the file, and where, counted from the first value of all."""
     shape = (cut.rows, *cut.shape)
     starts = (first, *(each.start for each in part))
@@ -96,11 +99,8 @@ def runs(cut: Cut, first: int, values: np.ndarray, part: tuple[slice, ...]) -> "
         whole -= 1
     origin = sum(start * stride for start, stride in zip(starts, strides, strict=True))
     flat = values.reshape(*values.shape[: whole - 1], -1).view(np.uint8)
-    found = []
     for index in np.ndindex(*values.shape[: whole - 1]):
-        at = origin + sum(i * stride for i, stride in zip(index, strides, strict=False))
-        found.append((at, flat[index].data))
-    return found
+        yield origin + sum(i * stride for i, stride in zip(index, strides, strict=False)), flat[index].data
 
 
 def _compare(descriptor: int, path: str, run: memoryview, offset: int) -> None:

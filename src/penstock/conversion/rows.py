@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.base.spec import Fields
+from penstock.base.sizes import MiB
+from penstock.base.spec import Fields, row_bytes
 from penstock.conversion.cut import Cut
 from penstock.conversion.source import Reader
 from penstock.dataset.store import Store
@@ -16,6 +17,8 @@ from penstock.errors import ConfigError, ConvertFailed
 from penstock.files.manifest import BLOCK_BYTES, digest
 from penstock.webdataset.writer import TarWriter
 
+CHECK_BYTES = 1 * MiB
+"""What is read again of a table at a time."""
 ENDINGS = {"text": "txt", "json": "json", "bytes": "bin", "arrays": "npz"}
 """What a field of such values is called in a tar."""
 
@@ -57,6 +60,8 @@ def write_parquet(path: str, cut: Cut, store: Store, rows: range) -> str:
             columns = [_column(arrow, values[each.name], each.type) for each in schema]
             file.write_table(arrow.Table.from_arrays(columns, schema=schema), row_group_size=len(read))
             add_values(values_of, values)
+    del columns
+    arrow.default_memory_pool().release_unused()  # reading it again takes memory of its own
     return values_of.hexdigest()
 
 
@@ -131,13 +136,14 @@ def check_tar(path: str, expected: str, fields: Fields, read_rows: int) -> None:
 
 
 def check_table(path: str, expected: str, fields: Fields, read_rows: int) -> None:
-    """The same of a Parquet file, row group by row group."""
-    _, parquet = _arrow()
+    """The same of a Parquet file, a few rows at a time."""
+    arrow, parquet = _arrow()
     found = hashlib.sha256()
+    step = max(1, min(read_rows, CHECK_BYTES // max(1, row_bytes(fields))))
     with parquet.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group)
-            add_values(found, {name: _numbers(table[name], spec) for name, spec in fields.items()})
+        for batch in file.iter_batches(batch_size=step, columns=list(fields)):
+            add_values(found, {name: _numbers(batch.column(name), spec) for name, spec in fields.items()})
+    arrow.default_memory_pool().release_unused()
     _compare(path, found.hexdigest(), expected)
 
 
@@ -146,8 +152,7 @@ def _numbers(column: Any, spec: Any) -> np.ndarray:
         values = np.empty(len(column), object)
         values[:] = column.to_pylist()
         return values
-    flat = column.combine_chunks()
-    flat = flat.flatten() if spec.shape else flat
+    flat = column.flatten() if spec.shape else column
     return np.asarray(flat.to_numpy(zero_copy_only=False), spec.dtype).reshape(len(column), *spec.shape)
 
 

@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 # Smaller tables are held in memory.
 HELD_BYTES = 64 * MiB
 
-# What Arrow itself allocates in a read, measured, besides the stored part and three times the decoded one.
+# What Arrow itself allocates in a read, measured, besides the stored part and what decoding takes.
 LIBRARY_BYTES = 16 * MiB
+
+# Measured: what Arrow holds for each value besides the value, where these are in lists: levels and wider integers.
+VALUE_BYTES = 13
 
 # A table that is held in memory is decoded in pieces of so many bytes, from so many stored ones.
 PIECE_BYTES = 1 * MiB
@@ -270,8 +273,8 @@ class TableStore(StoreBase):
         if not self.table.whole:
             return 2 * taken + LIBRARY_BYTES
         longest = max(self.table.rows, default=0)
-        decoded = longest * sum(spec.row_bytes for spec in self.fields.values())
-        return 2 * taken + self.table.stored_bytes + 3 * decoded + LIBRARY_BYTES
+        decoded = longest * sum(_decoding_bytes(spec) for spec in self.fields.values())
+        return 2 * taken + self.table.stored_bytes + decoded + LIBRARY_BYTES
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         check_rows(rows, self)
@@ -396,3 +399,10 @@ def errors_of_arrow(where: str, text: str, kind: type[DataError]) -> Iterator[No
         if why := refusal(error):
             raise Unavailable(f"{where}: cannot be read: {why}") from error
         raise kind(f"{where}: {text.format(error)}") from error
+
+
+def _decoding_bytes(spec: FieldSpec) -> int:
+    """What Arrow holds for a row while it decodes a row group."""
+    if spec.is_list or not spec.shape:
+        return 3 * spec.row_bytes
+    return max(3 * spec.row_bytes, spec.row_bytes + VALUE_BYTES * prod(spec.shape))
