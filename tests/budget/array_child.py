@@ -2,7 +2,8 @@
 
 python array_child.py '{"path": …, "field": "data", "mask": false, "cast": true, "batch_size": 4, "threads": 2}'
 
-Without "memory" the budget is the smallest that is accepted. Libraries are loaded, and have read something, before the
+Without "memory" the budget is the smallest that is accepted. Where an epoch is one batch, it is dropped before the next
+epoch unless the job says "keep". Libraries are loaded, and have read something, before the
 first look.
 """
 
@@ -52,11 +53,16 @@ def main(job: dict) -> None:
         ps.open(job["first"])[0]
     limit = job.get("memory") or smallest(job)
     with MemoryWatch() as watch:
-        made, total, rows = loader(job, limit), 0.0, 0
-        for _ in range(2):
-            for (values,) in made:
-                total += float(values.reshape(-1)[0])
-                rows += len(values)
+        made, total, rows, refused = loader(job, limit), 0.0, 0, 0
+        try:
+            for _ in range(2):
+                for (values,) in made:
+                    total += float(values.reshape(-1)[0])
+                    rows += len(values)
+                if len(made) == 1 and not job.get("keep"):
+                    del values
+        except BudgetExceeded as error:
+            refused = error.smallest_bytes or 0
     plan = made.plan
     print(
         json.dumps(
@@ -67,6 +73,7 @@ def main(job: dict) -> None:
                 "samples": watch.samples,
                 "batch": plan.batch_bytes,
                 "rows": rows,
+                "refused": refused,
             }
         )
     )

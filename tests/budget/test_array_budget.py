@@ -65,13 +65,22 @@ def run(folder: Path, name: str, **job: Any) -> dict[str, int]:
     ],
 )
 def test_volumes(folder: Path, name: str, mask: bool) -> None:
-    # Four rows are two batches: a loop keeps the last batch of an epoch while the next one begins.
-    batch_size = 2 if name.startswith("through") else 4
-    held = run(folder, name, mask=mask, cast=True, batch_size=batch_size, threads=2)
+    held = run(folder, name, mask=mask, cast=True, batch_size=4, threads=2)
     assert held["samples"] > 5
     assert held["peak"] <= held["limit"]
     assert held["peak"] > held["batch"], "a peak below one batch cannot have been measured right"
     assert held["rows"] == 2 * (4 if name.startswith("through") else ROWS)
+
+
+@pytest.mark.slow
+def test_epochs_of_one_batch_that_the_loop_keeps(folder: Path) -> None:
+    """The refusal of the second epoch names the budget in which both batches fit."""
+    name = "through-zarr.zarr"
+    held = run(folder, name, cast=True, batch_size=4, threads=2, keep=True)
+    assert held["refused"] > held["limit"]
+    held = run(folder, name, cast=True, batch_size=4, threads=2, keep=True, memory=held["refused"])
+    assert 2 * held["batch"] < held["peak"] <= held["limit"]
+    assert (held["rows"], held["refused"]) == (8, 0)
 
 
 @pytest.mark.slow

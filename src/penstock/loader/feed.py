@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,13 +20,13 @@ from penstock.base.machine import held_bytes
 from penstock.base.progress import Bar
 from penstock.base.sizes import format_size
 from penstock.dataset.dataset import Dataset
-from penstock.errors import ConfigError, KeptBatches
+from penstock.errors import BudgetExceeded, ConfigError, KeptBatches
 from penstock.loader import state as states
 from penstock.loader.epoch import EpochIterator, Steps, Stream, Watchers
 from penstock.loader.interleave import Interleaved
 from penstock.loader.order import Order
 from penstock.loader.outputs import make_output
-from penstock.loader.plan import JointPlan, Plan, make_joint_plan, make_plan
+from penstock.loader.plan import JointPlan, Plan, make_joint_plan, make_plan, record_bytes
 from penstock.loader.plan_text import ALONE, prefix
 from penstock.loader.readers import ReadCounts
 from penstock.loader.slots import Slots
@@ -86,6 +86,7 @@ class Feed:
         self._identity, self._times = identity, times
         self.plan = self._make_plan()
         """What will be used, decided before anything is read."""
+        self._warn_of_single_batch()
         self._tuner = Tuner(self.plan.threads, self.plan.threads + self.plan.spare_threads)
         self.lengths = {name: len(source.order) for name, source in sources.items()}
         self.position = Position(0, dict.fromkeys(sources, 0))
@@ -125,6 +126,7 @@ class Feed:
         self._end_steps("a newer iteration of this loader began; a loader feeds one loop at a time")
         if self._team is not None:
             self._team.wait(SLOTS_BACK_WITHIN_S)
+        self._refuse_second_batch()
         at = self.position.next_epoch() if self.position.begun else self.position
         position = Position(at.epoch, at.samples, begun=True)
         self._team = team = Team(self._tuner.threads)
@@ -200,6 +202,34 @@ class Feed:
     def stats(self) -> Stats:
         """Rate, waits, memory and bottleneck of the current or latest epoch."""
         return self._account.stats()
+
+    def _bytes_of_kept(self, sources: Iterable[Source]) -> int:
+        """What epochs of one batch take beyond the budget while the caller keeps the batch of the epoch before."""
+        single = [source.plan for source in sources if source.plan.slots == 1]
+        more = sum(plan.batch_bytes + record_bytes(plan.batch_rows) for plan in single)
+        return more if self.plan.planned_bytes + more > self.plan.limit_bytes else 0
+
+    def _warn_of_single_batch(self) -> None:
+        """Warn early where a second epoch may be refused."""
+        if more := self._bytes_of_kept(self.sources.values()):
+            warnings.warn(
+                f"memory={format_size(self.plan.limit_bytes)} has room for one batch, which is the whole epoch. Drop it "
+                f"before the next epoch begins (del batch), or give {format_size(self.plan.smallest_bytes + more)}",
+                KeptBatches,
+                stacklevel=_levels_inside(),
+            )
+
+    def _refuse_second_batch(self) -> None:
+        """The budget holds: an epoch of one batch does not begin while the batch before takes up all of its memory."""
+        sources = self.sources.values()
+        if more := self._bytes_of_kept(each for each in sources if each.slots is not None and each.slots.lent):
+            needed = self.plan.smallest_bytes + more
+            raise BudgetExceeded(
+                f"the batch of the epoch before is still in use, and memory={format_size(self.plan.limit_bytes)} has "
+                f"room for one batch. Drop it before the next epoch begins (del batch), or give "
+                f"{format_size(needed)} ({needed:,} bytes)",
+                smallest_bytes=needed,
+            )
 
     def _warn_of_kept(self) -> None:
         """Warn once when batches that the caller keeps go beyond the budget."""

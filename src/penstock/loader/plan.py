@@ -4,8 +4,9 @@ The unit a thread works on is a *read*: part of a batch where batches are large 
 one), several batches where they are small (so that handing over costs little).
 
 Memory goes to, in this order: the smallest set-up that works at all (one batch in the caller's hands, one being
-filled, one thread), then as many threads as requested, then slots, until more would not help. The budget is a limit,
-not a goal. Several datasets that the same threads read share one budget; each has its own slots.
+filled, one thread), then as many threads as requested, then slots, until more would not help. An epoch of one batch
+works with one slot, if the caller drops the batch before the next epoch; the second slot is its first wish. The budget
+is a limit, not a goal. Several datasets that the same threads read share one budget; each has its own slots.
 
 Every reservation has a named holder. Nothing waits for memory while the loader runs, so nothing can deadlock on it.
 """
@@ -192,8 +193,7 @@ class Spent:
 
     @property
     def record_bytes(self) -> int:
-        """What the schedule keeps of one batch."""
-        return BATCH_RECORD_BYTES + BATCH_ROW_BYTES * self.request.batch_rows
+        return record_bytes(self.request.batch_rows)
 
     @property
     def thread_bytes(self) -> int:
@@ -205,7 +205,12 @@ class Spent:
         One more than the epoch has batches: its last one may still be kept when the next epoch begins.
         """
         wanted = min(_slots_wanted(self.request, threads, self.rows_per_read), self.request.steps + 1)
-        return max(_least_slots(self.request, self.rows_per_read), wanted)
+        return max(_usual_slots(self.request, self.rows_per_read), wanted)
+
+
+def record_bytes(batch_rows: int) -> int:
+    """What the schedule keeps of one batch."""
+    return BATCH_RECORD_BYTES + BATCH_ROW_BYTES * batch_rows
 
 
 def make_plan(request: Request) -> Plan:
@@ -268,18 +273,21 @@ def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
     One wish after another, and the next only when this one has all it wants: more memory never means less of anything.
     """
     limit_bytes, wanted = requests[0].limit_bytes, requests[0].threads
-    spent = [least(request) for request in requests]
+    smallest = [least(request) for request in requests]
 
     def fits(spent: list[Spent], threads: int) -> bool:
         return sum(holders(spent, threads).values()) <= limit_bytes
 
+    spent = [replace(one, slots=_usual_slots(one.request, one.rows_per_read)) for one in smallest]
+    if not fits(spent, 1):
+        return 1, smallest
     threads = next(number for number in range(wanted, 0, -1) if number == 1 or fits(spent, number))
     if threads < wanted:
         return threads, spent
     for number, request in enumerate(requests):
         sizes = _read_sizes(request)
         for rows in sizes:
-            one = Spent(request, rows, _least_slots(request, rows))
+            one = Spent(request, rows, _usual_slots(request, rows))
             if rows == sizes[-1] or fits([*spent[:number], one, *spent[number + 1 :]], threads):
                 break
         spent[number] = one
@@ -314,9 +322,9 @@ def _at_work(threads: int, requests: int) -> int:
 
 
 def least(request: Request) -> Spent:
-    """The smallest set-up that works at all."""
+    """The smallest set-up that works at all: of an epoch of one batch, nothing is filled while the caller has it."""
     rows = _read_sizes(request)[-1]
-    return Spent(request, rows, _least_slots(request, rows))
+    return Spent(request, rows, 1 if request.steps <= 1 else _usual_slots(request, rows))
 
 
 def holders(spent: Sequence[Spent], threads: int) -> dict[str, int]:
@@ -378,12 +386,9 @@ def _whole_share(rows: int, batch_rows: int) -> int:
     return -(-batch_rows // -(-batch_rows // rows))
 
 
-def _least_slots(request: Request, rows_per_read: int) -> int:
-    """One batch in the caller's hands, which may be the last of an epoch that is over, and those filled together.
-
-    Of an epoch of one batch nothing is filled while the caller has it.
-    """
+def _usual_slots(request: Request, rows_per_read: int) -> int:
+    """One batch in the caller's hands, which may be the last of an epoch that is over, and those filled together."""
     if request.steps <= 1:
-        return 1
+        return 1 + request.steps
     together = window_batches(request) or max(1, rows_per_read // request.batch_rows)
     return 1 + min(together, request.steps) + request.spare_slots
