@@ -55,7 +55,10 @@ OPENED = {
 }
 CHANGED = {
     "as stored": (lambda ds: ds, lambda image: image),
-    "float32": (lambda ds: ds.cast("image", "float32", divisor=255), lambda image: image.astype("f4") / np.float32(255)),
+    "float32": (
+        lambda ds: ds.cast("image", "float32", divisor=255),
+        lambda image: image.astype("f4") / np.float32(255),
+    ),
     "float16": (
         lambda ds: ds.cast("image", "float16", divisor=255),
         lambda image: (image.astype("f4") / np.float32(255)).astype("f2"),

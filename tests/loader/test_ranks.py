@@ -192,7 +192,7 @@ def test_the_environment_does_not_say(environment: dict[str, str], told: str, mo
         ({"mesh": "dp"}, "mesh='dp': expected a torch.distributed.device_mesh.DeviceMesh"),
         ({"mesh": object(), "rank": 0, "world_size": 2}, "the mesh says both"),
     ],
-    ids=str,
+    ids=lambda each: each if isinstance(each, str) else "-".join(each),
 )
 def test_places_that_cannot_be_meant(options: dict[str, Any], told: str) -> None:
     for make in (one, several):
