@@ -144,8 +144,8 @@ class Samples:
 
     @cached_property
     def _behaviour(self) -> dict[str, np.ndarray]:
-        """Of all sessions: a picture's other trials may lie in those that were not chosen."""
-        return behaviour.behaviour(self.choice.everything, self.choice.inside[self.rows])
+        """Of all sessions: a picture's other trials may lie in those that were not chosen, or are not on disk."""
+        return behaviour.behaviour(self.nsd.all_trials(), np.asarray(self.trials["global_trial"])[self.rows])
 
     def _pictures(self) -> tuple[Dataset, np.ndarray]:
         wanted = self.wanted.pictures

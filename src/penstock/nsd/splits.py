@@ -12,7 +12,7 @@
 
 Pictures are never divided: all trials that show one are on the same side. Which side that is follows from the design of
 the experiment and the seed alone, not from the sessions that are on disk: a picture that is held out stays held out
-when more sessions are added.
+when more sessions are added. Z-scores are fitted without the pictures that are held out, see ``fitting``.
 """
 
 import re
@@ -52,6 +52,20 @@ def choose(trials: Any, split: str, *, seed: int, planned: Any = None) -> np.nda
     if not chosen.any():
         raise ConfigError(f"split={split!r}: none of the {len(trials):,} trials on disk belongs to it")
     return chosen
+
+
+def fitting(trials: Any, split: str, zscore: str | None, *, seed: int, planned: Any = None) -> np.ndarray:
+    """Whether z-scores are fitted on each trial: never on a picture that the split holds out.
+
+    Over all training trials ("train"), these are the training trials of the split. Per session or run, each needs
+    trials of its own: all whose picture is not held out, also where the split trains on fewer sessions.
+    """
+    parts = _parts(trials, trials if planned is None else planned, split.partition("/")[0], seed)
+    train, pictures = parts["train"], np.asarray(trials["stim_id"])
+    if zscore == "train":
+        return np.asarray(train)
+    held_out = np.isin(pictures, pictures[np.any([part for name, part in parts.items() if name != "train"], axis=0)])
+    return np.asarray(~held_out & (train | ~np.asarray(trials["shared1000"], bool)))
 
 
 def _parts(trials: Any, planned: Any, name: str, seed: int) -> dict[str, np.ndarray]:

@@ -26,9 +26,9 @@ from penstock.nsd.prepared import Copy, Prepared
 from penstock.nsd.regions import Order, Region, Voxels, find_voxels, region_names, volume_shape
 from penstock.nsd.repetitions import Padding, Reps
 from penstock.nsd.samples import Choice, Samples, Wanted, booleans
-from penstock.nsd.splits import choose, needs_design
+from penstock.nsd.splits import choose, fitting, needs_design
 from penstock.nsd.stimuli import Pictures
-from penstock.nsd.trials import SessionLength, Sources, planned_trials, read_trials
+from penstock.nsd.trials import SessionLength, Sources, planned_trials, read_all_trials, read_trials
 from penstock.nsd.zscore import Moments
 
 if TYPE_CHECKING:
@@ -139,6 +139,10 @@ class NSD:
         columns of ``responses.tsv`` in lower case (NaN for sessions that it does not have).
         """
         return read_trials(self._sources, self.sessions, self._session_length)
+
+    def all_trials(self) -> Any:
+        """The same columns, less n_reps, for all trials in ``responses.tsv`` too: row numbers are ``global_trial``."""
+        return read_all_trials(self._sources, self.sessions, self._session_length)
 
     @cached_property
     def _planned(self) -> Any:
@@ -253,9 +257,9 @@ class NSD:
                         A picture shown once is repeated three times
         context:        trials before and after, for "past_voxels" and "future_voxels"; zeros beyond a session's ends
         zscore:         per "session", per "run", or over all "train"ing trials; None for percent of signal change
-        zscore_fit:     what it is fitted on: the dataset's "own" trials (the default without a split), "train" (all
-                        trials whose picture is not shared; the default with a split), "all", or booleans, one per row
-                        of ``trials``
+        zscore_fit:     what it is fitted on: the dataset's "own" trials (the default without a split), "train" (the
+                        default with a split: its training trials; per session or run, all trials whose picture it
+                        does not hold out), "all", or booleans, one per row of ``trials``
         zscore_when:    with reps="mean" and zscore="train": "before" normalizes trials, then averages them; "after"
                         averages, then normalizes the means with a standard deviation of ddof 1, as brain-diffuser does
         dtype:          of voxels; an integer type gives them as stored, 300 per percent
@@ -276,7 +280,7 @@ class NSD:
         choice = self._choice(chosen, split, split_seed, where)
         wanted = Wanted(
             columns=tuple(columns), voxels=voxels, reps=reps, padding=stack_padding, context=context, zscore=zscore,
-            zscore_when=zscore_when, fitted_on=_fitted_on(zscore_fit, split is not None, choice),
+            zscore_when=zscore_when, fitted_on=self._fitted_on(zscore_fit, zscore, split, split_seed, choice),
             dtype=checked_dtype(dtype, argument="dtype"), extra=extra or {}, on_error=on_error,
             pictures=images if isinstance(images, Pictures) else Pictures(images),
         )  # fmt: skip
@@ -340,6 +344,19 @@ class NSD:
             raise ConfigError("no trial is left: sessions=, split= and where= exclude all of them")
         return Choice(trials, inside, np.flatnonzero(keep[inside]))
 
+    def _fitted_on(self, given: Any, zscore: str | None, split: Any, seed: int, choice: Choice) -> np.ndarray:
+        """Rows of the chosen sessions on which z-scores are fitted."""
+        kind = ("own" if split is None else "train") if given is None else given
+        if not isinstance(kind, str):
+            return np.flatnonzero(booleans(kind, choice.everything, "zscore_fit")[choice.inside])
+        if kind not in ("own", "train", "all"):
+            raise ConfigError(f'zscore_fit={kind!r}: expected "own", "train", "all", or booleans')
+        if kind != "train":
+            return choice.rows if kind == "own" else np.arange(len(choice.trials))
+        if isinstance(split, str):
+            return np.flatnonzero(fitting(choice.trials, split, zscore, seed=seed, planned=self._planned))
+        return np.flatnonzero(~np.asarray(choice.trials["shared1000"], bool))
+
     def __repr__(self) -> str:
         kind = sorted({os.path.basename(path).partition(".")[2] for path in self._files.paths.values()})
         about = f"<NSD subject {self.subject}, {self.layout.space}, {self.layout.betas}: {len(self.sessions)} sessions"
@@ -351,17 +368,6 @@ def _together(copies: Sequence[Copy]) -> Dataset:
     whole = copies[0].dataset
     rows = np.concatenate([np.arange(copy.first, copy.first + copy.trials) for copy in copies])
     return whole if np.array_equal(rows, np.arange(len(whole))) else whole.select(rows)
-
-
-def _fitted_on(given: Any, with_split: bool, choice: Choice) -> np.ndarray:
-    """Rows of the chosen sessions on which z-scores are fitted."""
-    kind = ("train" if with_split else "own") if given is None else given
-    if not isinstance(kind, str):
-        return np.flatnonzero(booleans(kind, choice.everything, "zscore_fit")[choice.inside])
-    if kind not in ("own", "train", "all"):
-        raise ConfigError(f'zscore_fit={kind!r}: expected "own", "train", "all", or booleans')
-    unshared = np.flatnonzero(~np.asarray(choice.trials["shared1000"], bool))
-    return {"own": choice.rows, "train": unshared, "all": np.arange(len(choice.trials))}[kind]
 
 
 def _where(trials: Any, where: Where) -> np.ndarray:

@@ -130,15 +130,21 @@ class SessionLength:
 
 def read_trials(sources: Sources, sessions: Sequence[int], session: SessionLength) -> Any:
     """A DataFrame with a row per trial of these sessions, in the order of the betas."""
+    table = read_all_trials(sources, sessions, session)
+    table = table[table["session"].isin(list(sessions))].reset_index(drop=True)
+    counts = table.groupby("stim_id")["stim_id"].transform("size")
+    table.insert(table.columns.get_loc("rep") + 1, "n_reps", counts)
+    return table
+
+
+def read_all_trials(sources: Sources, sessions: Sequence[int], session: SessionLength) -> Any:
+    """A DataFrame with a row per trial that was answered or is in these sessions; row numbers are ``global_trial``."""
     count = max(sources.answered, max(sessions) * session.trials)
     table = _table_of(sources, _pictures(sources, count, session), session.trials)
     for name in BEHAVIOUR if sources.responses is not None else ():
         if name in sources.responses:
             table[name.lower()] = np.full(count, np.nan)
             table.loc[: sources.answered - 1, name.lower()] = np.asarray(sources.responses[name], np.float64)
-    table = table[table["session"].isin(list(sessions))].reset_index(drop=True)
-    counts = table.groupby("stim_id")["stim_id"].transform("size")
-    table.insert(table.columns.get_loc("rep") + 1, "n_reps", counts)
     return table
 
 

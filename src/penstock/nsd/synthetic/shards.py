@@ -58,7 +58,10 @@ def _samples(
     nsd: NSD, split: str, picture: str, size: int | None, wholebrain: bool
 ) -> Iterator[dict[str, bytes | np.ndarray]]:
     columns = ("voxels", "image", "coco", "trial", "n_reps")
-    options: dict[str, Any] = {"reps": "stack", "zscore": "session", "dtype": "float16", "split": split}
+    unshared = ~np.asarray(nsd.trials["shared1000"], bool)  # validation pictures too: MindEye trains on them
+    options: dict[str, Any] = {
+        "reps": "stack", "zscore": "session", "zscore_fit": unshared, "dtype": "float16", "split": split,
+    }  # fmt: skip
     ds = nsd.dataset(columns, images=Pictures(size=size), **options)
     whole = nsd.dataset(("voxels",), roi=None, **options) if wholebrain else None
     for row in range(len(ds)):
@@ -104,7 +107,7 @@ def write_mindeye2(root: str | os.PathLike[str], subject: int = 1) -> None:
 
 def _write_behaviour(nsd: NSD, rows: np.ndarray, path: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    found = behaviour.behaviour(nsd.trials, rows)
+    found = behaviour.behaviour(nsd.all_trials(), np.asarray(nsd.trials["global_trial"])[rows])
     with TarWriter(path) as writer:
         for sample in range(len(rows)):
             values = {f"{name}.npy": found[name][sample] for name in behaviour.FIELDS}
