@@ -19,11 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 BEGIN = "<!-- results: written by `make figures`, from benchmarks/results -->"
 END = "<!-- end of results -->"
 
-HEAD = """# Benchmarks
+HEAD = """---
+hide: [navigation]
+---
+
+# Benchmarks
 
 Each table was measured by one command: all loaders took turns in one run, each in a fresh process, with files in the
-page cache. Rates are medians. Memory is the peak above the start, over all processes of a loader. “× best other” compares
-each rate with the fastest loader that is not penstock.
+page cache. Rates are medians. Memory is the peak above the start, over all processes of a loader. “× best other”
+compares each rate with the fastest loader that is not penstock.
 
 `make bench` measures again, and `make figures` writes this page from the files in `benchmarks/results`.
 """

@@ -6,7 +6,7 @@ from html import escape
 from benchmarks.results import Results, rate_text
 from penstock.base.sizes import MiB, format_size
 
-WIDE, LEFT, RIGHT, GAP = 900, 204, 64, 36
+WIDE, LEFT, RIGHT, GAP = 900, 204, 70, 24
 TOP, BAR, GROUP, BOTTOM = 118, 15, 46, 40
 PANEL = (WIDE - LEFT - 2 * RIGHT - GAP) / 2
 OURS, OTHERS = "#0072b2", "#b5651d"  # told apart by people who see no red or no green, and in grey

@@ -77,5 +77,5 @@ def test_links_are_relative_and_lead_somewhere(page):
 
 
 def test_every_page_is_in_the_navigation():
-    listed = set(re.findall(r"- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    listed = set(re.findall(r"(?:- |: )([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     assert listed == {str(page.relative_to(DOCS)) for page in PAGES}
