@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal --quiet
 
-.PHONY: demo test slow soak lint types engines oldest pins bench figures docs clean
+.PHONY: demo test slow soak lint types engines oldest pins bench figures docs dist clean
 
 demo: $(VENV)/.ready
 	$(BIN)/penstock demo
@@ -60,6 +60,9 @@ figures: $(VENV)/.ready
 
 docs: $(VENV)/.docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist:
+	.ci/try-dist $(PYTHON) $(EXTRAS)
 
 $(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
