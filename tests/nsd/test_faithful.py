@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from penstock.dataset.store import digest
-from penstock.errors import ConfigError, DataError, Missing, SchemaMismatch
+from penstock.errors import BudgetExceeded, ConfigError, DataError, Missing, SchemaMismatch
 from penstock.nsd import NSD, NSDDataset, Pictures, get_dataloaders, subjects, synthesize
 from penstock.nsd.synthetic import Scale
 from penstock.nsd.synthetic.shards import write_shards
@@ -279,10 +279,23 @@ def test_voxels_key_names_the_voxels(roots, key, shape):
 
 
 def test_voxels_key_that_names_nothing(roots):
-    with pytest.raises(Missing, match="'nonsense': no such region"):
+    with pytest.raises(Missing, match=r"voxels_key='nonsense\.npy': .*no such region"):
         get_dataloaders(4, root=roots["prepared"], voxels_key="nonsense.npy", memory="64MiB")
     with pytest.raises(ConfigError, match="both choose voxels"):
         get_dataloaders(4, root=roots["prepared"], voxels_key="V1.npy", roi="V1", memory="64MiB")
+
+
+@pytest.mark.parametrize("backend", ["tar", "hdf5"])
+def test_a_budget_too_small_for_both_loaders_names_the_smallest(roots, tmp_path, backend):
+    shutil.copytree(roots["prepared"], tmp_path / "nsd")
+    write_shards(tmp_path / "nsd", picture="png")
+    options = {"root": tmp_path / "nsd", "backend": backend, "val_batch_size": 2}
+    with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too little for both loaders") as refused:
+        get_dataloaders(4, memory="1MiB", **options)
+    for loader in get_dataloaders(4, memory=refused.value.smallest_bytes, **options)[:2]:
+        loader.close()
+    with pytest.raises(BudgetExceeded):
+        get_dataloaders(4, memory=refused.value.smallest_bytes - 1, **options)
 
 
 @pytest.mark.parametrize("backend", ["tar", "hdf5"])
@@ -294,11 +307,11 @@ def test_what_cannot_be_opened_is_skipped(roots, tmp_path, backend):
     if backend == "tar":
         broken = root / "webdataset_avg_split" / "train" / "train_subj01_0.tar"
     Path(broken).write_bytes(b"nothing")
-    options = {"root": root, "backend": backend, "memory": "64MiB", "image_size": None, "to_tuple": ("voxels", "trial")}
+    options = {"root": root, "backend": backend, "memory": "64MiB", "image_size": None}
     with pytest.raises(DataError, match=os.path.basename(broken)):
         get_dataloaders(4, **options)
     train, _, count, _ = get_dataloaders(4, on_error="skip", **options)
-    assert 0 < sum(len(voxels) for voxels, _ in train) == count
+    assert 0 < sum(len(batch[0]) for batch in train) == count
 
 
 # Files.

@@ -17,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.base import checks
-from penstock.base.sizes import parse_size
 from penstock.dataset.composition import join
 from penstock.dataset.dataset import Dataset, OnError
 from penstock.errors import ConfigError, Missing
@@ -123,16 +122,18 @@ def get_dataloaders(
     names = mindeye.column_names(to_tuple, image_var)
     given = {
         "reps": "stack", "zscore": "session", "dtype": "float16", "on_error": on_error,
-        "images": Pictures(size=image_size, dtype="float32"), **_region(voxels_key, options), **options,
+        "images": Pictures(size=image_size, dtype="float32"), **_region(nsd, voxels_key, options), **options,
     }  # fmt: skip
     train, val = (_as_shards(nsd, names, image_var, f"{split}/{part}", given) for part in ("train", "test"))
     pair = mindeye.Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
-    limit = None if memory is None else max(1, parse_size(memory, argument="memory") - opening_bytes(len(nsd.trials)))
-    train_dl, val_dl = pair.loaders(memory=limit, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size)
+    train_dl, val_dl = pair.loaders(
+        memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size,
+        set_aside=opening_bytes(len(nsd.trials)),
+    )  # fmt: skip
     return train_dl, val_dl, len(train) if num_train is None else num_train, len(val) if num_val is None else num_val
 
 
-def _region(voxels_key: str, options: dict[str, Any]) -> dict[str, Any]:
+def _region(nsd: NSD, voxels_key: str, options: dict[str, Any]) -> dict[str, Any]:
     """The region that ``voxels_key`` names; ``roi=`` replaces the default one."""
     if voxels_key == DEFAULT_KEY:
         return {"roi": "nsdgeneral"}
@@ -142,6 +143,10 @@ def _region(voxels_key: str, options: dict[str, Any]) -> dict[str, Any]:
         return {"roi": None}
     if not voxels_key.endswith(".npy"):
         raise ConfigError(f"voxels_key={voxels_key!r}: expected {DEFAULT_KEY!r}, {WHOLE_KEY!r} or another region's")
+    try:
+        nsd.voxels(voxels_key.removesuffix(".npy"))
+    except (Missing, ConfigError) as error:
+        raise type(error)(f"voxels_key={voxels_key!r}: {error}") from None
     return {"roi": voxels_key.removesuffix(".npy")}
 
 

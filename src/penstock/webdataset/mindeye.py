@@ -16,16 +16,17 @@ over many epochs; without it, samples are read over the network.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.base import checks
-from penstock.base.sizes import parse_size
+from penstock.base.sizes import format_size, parse_size
 from penstock.base.urls import is_remote, shown
 from penstock.dataset.dataset import Dataset, OnError
-from penstock.errors import ConfigError, Corrupt, DataError, Missing, Unavailable
+from penstock.errors import BudgetExceeded, ConfigError, Corrupt, DataError, Missing, Unavailable
 from penstock.files.files import Files
 from penstock.files.pool import MAX_OPEN_FILES
 from penstock.files.retry import open_for_parser
@@ -113,22 +114,42 @@ class Pair:
         on_error: OnError,
         rank: int | None,
         world_size: int | None,
+        set_aside: int = 0,
     ) -> tuple[Loader, Loader]:
         """One of rank and world size may be left out, as in MindEye's function; without both, torch.distributed says.
 
-        Three quarters of the memory are for training.
+        Three quarters of the memory, less the bytes that are set aside, are for training.
         """
         if rank is not None or world_size is not None:
             rank, world_size = rank or 0, 1 if world_size is None else world_size
-        limit = None if memory is None else parse_size(memory, argument="memory")
         common: dict[str, Any] = {
             "columns": self.columns, "on_error": on_error, "rank": rank, "world_size": world_size,
         }  # fmt: skip
-        for_train, for_val = (None, None) if limit is None else (limit - limit // 4, limit // 4)
-        return (
-            Loader(self.train, batch_size=self.batch_size, shuffle=True, seed=seed, memory=for_train, **common),
-            Loader(self.val, batch_size=self.val_batch_size, memory=for_val, **common),
-        )
+        train = partial(Loader, self.train, batch_size=self.batch_size, shuffle=True, seed=seed, **common)
+        val = partial(Loader, self.val, batch_size=self.val_batch_size, **common)
+        if memory is None:
+            return train(memory=None), val(memory=None)
+        given = parse_size(memory, argument="memory")
+        limit = max(4, given - set_aside)
+        try:
+            return train(memory=limit - limit // 4), val(memory=limit // 4)
+        except BudgetExceeded as refusal:
+            smallest = set_aside + max(-(-4 * _smallest(train) // 3), 4 * _smallest(val))
+            raise BudgetExceeded(
+                f"memory={format_size(given)} is too little for both loaders: the smallest that works is "
+                f"{format_size(smallest)} ({smallest:,} bytes), three quarters for training and one for validation. "
+                f"For one of them: {refusal}",
+                smallest_bytes=smallest,
+            ) from refusal
+
+
+def _smallest(make: Callable[..., Loader]) -> int:
+    """The smallest budget of one loader."""
+    try:
+        make(memory=1).close()
+    except BudgetExceeded as refusal:
+        return refusal.smallest_bytes or 0
+    return 1
 
 
 def _shards(
@@ -154,16 +175,20 @@ def _shards(
 
 def _first_present(paths: Sequence[str], fields: Sequence[str], options: dict[str, Any]) -> str:
     """The first of these fields that the shards have."""
-    for field in fields[:-1]:
-        try:
-            open(paths[0], fields=[field], **{**options, "on_error": "raise"})
-        except Missing:
-            continue
-        except DataError:
-            if options["on_error"] == "raise":
-                raise
-        return field
-    return fields[-1]  # if that is missing too, the error that follows names it
+    if len(fields) == 1:
+        return fields[0]  # if that is missing, the error that follows names it
+    for path in paths:
+        for field in fields:
+            try:
+                open(path, fields=[field], **{**options, "on_error": "raise"})
+            except Missing:
+                continue
+            except DataError:
+                if options["on_error"] == "raise":
+                    raise
+                break  # with "skip", the next shard decides
+            return field
+    return fields[-1]
 
 
 def _totals(path: str) -> dict[str, int]:
