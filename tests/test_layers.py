@@ -29,7 +29,7 @@ DOORS = {
     "lightning": {"integrations.lightning"},
     "ray": {"integrations.ray"},
     "lmdb": set(),
-    "pyarrow": {"formats.folder.tables", "formats.parquet"},
+    "pyarrow": {"formats.arrow", "formats.folder.tables", "formats.parquet"},
     "tiledb": {"formats.tiledb"},
     "zarr": {"formats.zarr.fallback"},
     "obstore": {"remote.s3"},

@@ -30,8 +30,17 @@ class TextColumn(Sequence[str]):
     def nbytes(self) -> int:
         return self.buffer.nbytes + self.ends.nbytes
 
+    @property
+    def begins(self) -> np.ndarray:
+        """Where each begins in the buffer."""
+        return np.concatenate([[0], self.ends[:-1]]).astype(np.int64) if len(self) else self.ends
+
     def __len__(self) -> int:
         return len(self.ends)
+
+    def take(self, rows: np.ndarray) -> "TextColumn":
+        """Some of the texts, in this order."""
+        return cut(self.buffer, self.begins[rows], self.ends[rows])
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -99,3 +108,27 @@ class TextColumn(Sequence[str]):
 def decoded(raw: bytes) -> str:
     """Text for the eye and for keys; what is not UTF-8 comes out escaped."""
     return raw.decode("utf-8", "surrogateescape")
+
+
+def cut(letters: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> TextColumn:
+    """The texts that lie between these places of a buffer."""
+    return TextColumn(letters[ranges(begins, ends - begins)], np.cumsum(ends - begins))
+
+
+def same_as_before(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Which pieces of a buffer hold the same letters as the one before."""
+    lengths = ends - starts
+    same = np.zeros(len(starts), bool)
+    same[1:] = lengths[1:] == lengths[:-1]
+    suspects = np.flatnonzero(same & (lengths > 0))
+    if len(suspects):
+        sizes = lengths[suspects]
+        alike = letters[ranges(starts[suspects], sizes)] == letters[ranges(starts[suspects - 1], sizes)]
+        same[suspects] = np.logical_and.reduceat(alike, np.cumsum(sizes) - sizes)
+    return same
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Every number of every range, one range after another."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)

@@ -214,8 +214,8 @@ class _Run:
     def result(self, *, finished: bool) -> Converted:
         seconds = time.perf_counter() - self._began
         return Converted(
-            self.plan, self.plan.goal, self._done, self._found_done, finished, self._read, self._written, seconds,
-            self.manifest,
+            self.plan, self.plan.goal, done=self._done, found_done=self._found_done, finished=finished,
+            bytes_read=self._read, bytes_written=self._written, seconds=seconds, manifest=self.manifest,
         )  # fmt: skip
 
     def is_there(self) -> bool:

@@ -77,7 +77,7 @@ def check_parquet(fields: Fields) -> None:
 
 
 def _arrow() -> tuple[Any, Any]:
-    from penstock.formats.parquet import arrow_library
+    from penstock.formats.arrow import arrow_library
 
     return arrow_library("pyarrow"), arrow_library("pyarrow.parquet")
 

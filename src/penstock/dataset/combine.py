@@ -24,18 +24,13 @@ class Combination(StoreBase):
         """The reads of the branches that make up this read."""
         raise NotImplementedError
 
-    def calls(self, rows: np.ndarray, at: np.ndarray, out: Out) -> Iterator[ReadCall]:
-        check_rows(rows, self)
-        for store, inner, places, targets in self.route(rows, at, out):
-            yield from store.calls(inner, places, targets)
-
     def read(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share = WHOLE) -> None:
-        for store, inner, places, targets in self.calls(rows, at, out):
+        for store, inner, places, targets in _calls(self, rows, at, out):
             store.read(inner, places, targets, share)
 
     def filled(self, field: str, rows: np.ndarray, share: Share) -> Iterator[tuple[np.ndarray, Filled]]:
         places = np.arange(len(rows))
-        for store, inner, at, out in self.calls(rows, places, {field: places}):
+        for store, inner, at, out in _calls(self, rows, places, {field: places}):
             for which, flags in store.filled(next(iter(out)), inner, share):
                 yield at[which], flags
 
@@ -47,6 +42,16 @@ class Combination(StoreBase):
             new for store, names in self.branches() for new, old in names.items() if old not in store.free_fields
         }
         return frozenset(self.fields) - blocked
+
+
+def _calls(store: StoreBase, rows: np.ndarray, at: np.ndarray, out: Out) -> Iterator[ReadCall]:
+    """The reads of stores that are no combinations, of which a read consists."""
+    if not isinstance(store, Combination):
+        yield store, rows, at, out
+        return
+    check_rows(rows, store)
+    for branch, inner, places, targets in store.route(rows, at, out):
+        yield from _calls(branch, inner, places, targets)
 
 
 class Columns(Combination, Wrapper):

@@ -102,7 +102,7 @@ class Dataset:
     @property
     def classes(self) -> tuple[str, ...]:
         """The meaning of labels, if folders are classes: label 2 is ``classes[2]``."""
-        return self.store.classes
+        return _classes(self.store)
 
     def __getitem__(self, index: Index | str) -> Sample:
         if isinstance(index, str):
@@ -392,3 +392,7 @@ def check_on_error(on_error: Any) -> OnError:
     """``on_error``, if it is valid."""
     found: OnError = checks.one_of("on_error", on_error, get_args(OnError))
     return found
+
+
+def _classes(store: StoreBase) -> tuple[str, ...]:
+    return store.classes or next(filter(None, map(_classes, store.children)), ())

@@ -99,7 +99,8 @@ def read_paths(store: StoreBase) -> list[ReadPath]:
         for new, old in names.items():
             if old in below:
                 found.setdefault(new, []).append(replace(below[old], field=new))
-    return [store.advise(replace(_together(paths), rows=len(store))) for paths in found.values()]
+    paths = [replace(_together(parts), rows=len(store)) for parts in found.values()]
+    return [replace(path, remedy=store.advice) if store.advice and path.remedy else path for path in paths]
 
 
 def epoch_bytes(store: StoreBase) -> dict[str, int]:

@@ -212,7 +212,10 @@ def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
         return ReadPath(name, reader.spec, rows, array.layout, how, stored_bytes=stored, mapped_files=mapped)
     wanted = max(1, reader.spec.row_bytes // reader.spec.dtype.itemsize * array.stored.itemsize)
     read, stored = _bytes_per_row(reader, array), array.rows * array.row_bytes
-    return ReadPath(name, reader.spec, rows, "contiguous", how, 1, read / wanted, stored, mapped_files=mapped)
+    return ReadPath(
+        name, reader.spec, rows=rows, layout="contiguous", how=how, block_rows=1, amplification=read / wanted,
+        stored_bytes=stored, mapped_files=mapped,
+    )  # fmt: skip
 
 
 def _bytes_per_row(reader: _RowReader, array: Array) -> int:
@@ -243,6 +246,7 @@ def _chunk_path(name: str, reader: BlockReader, rows: int) -> ReadPath:
     remedy = array.remedy if several else ""
     stored = array.table.stored_bytes
     return ReadPath(
-        name, reader.spec, rows, layout, how, array.rows_per_chunk, decoded / wanted, stored, array.table.missing,
-        remedy, checked_by=_checksum(array), codecs=codecs, chunk=array.chunk,
+        name, reader.spec, rows=rows, layout=layout, how=how, block_rows=array.rows_per_chunk,
+        amplification=decoded / wanted, stored_bytes=stored, missing_chunks=array.table.missing, remedy=remedy,
+        checked_by=_checksum(array), codecs=codecs, chunk=array.chunk,
     )  # fmt: skip

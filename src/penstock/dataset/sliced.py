@@ -112,8 +112,9 @@ class Layout:
         layout = f"chunks of {self.chunks}" if self.chunks else "not in chunks"
         remedy = self.remedy.format(name=name) if self.chunk_rows > 1 else ""
         return ReadPath(
-            name, self.spec, rows, layout, self.how, self.chunk_rows, touched / delivered, 0, sum(self.holes.values()),
-            remedy, checked_by=self.checked_by, chunk=self._chunk_of_row,
+            name, self.spec, rows=rows, layout=layout, how=self.how, block_rows=self.chunk_rows,
+            amplification=touched / delivered, stored_bytes=0, missing_chunks=sum(self.holes.values()), remedy=remedy,
+            checked_by=self.checked_by, chunk=self._chunk_of_row,
         )  # fmt: skip
 
     def count_filled(self, first: int, count: int) -> None:

@@ -83,6 +83,11 @@ class StoreBase:
         def scratch_bytes(self, rows: int) -> int: ...
         def origin(self, row: int) -> Origin: ...
 
+    classes: tuple[str, ...] = ()
+    """The meaning of labels, if folders are classes."""
+    advice = ""
+    """How to make a copy in which rows come one by one, if this store knows better than those it is made of."""
+
     def branches(self) -> Sequence[Branch]:
         """The stores that this one is made of."""
         return ()
@@ -124,11 +129,6 @@ class StoreBase:
         """Fields whose rows can be read one by one, even if other fields come in blocks."""
         return frozenset(self.fields if self.blocks is None else ())
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The meaning of labels, if folders are classes."""
-        return next((child.classes for child in self.children if child.classes), ())
-
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         self.read(rows, at, out)
 
@@ -141,10 +141,6 @@ class StoreBase:
         """Which elements a share of a read fills: positions in ``rows``, and what is filled of each of those rows."""
         yield np.arange(len(rows)), share[0] == 0
 
-    def calls(self, rows: np.ndarray, at: np.ndarray, out: Out) -> Iterator[ReadCall]:
-        """The reads that this read consists of."""
-        yield self, rows, at, out
-
     def find(self, key: str) -> int | None:
         """The first row of this name; None if there is none, or if samples have no names."""
         return None
@@ -156,10 +152,6 @@ class StoreBase:
     def epoch_bytes(self) -> Mapping[str, int]:
         """Bytes read for each field if each block (or row, without blocks) is read once."""
         return {path.field: path.stored_bytes for path in self.read_paths()}
-
-    def advise(self, path: ReadPath) -> ReadPath:
-        """How a field is read, with advice that only this store can give."""
-        return path
 
     def casting(self, casts: Mapping[str, Cast]) -> "StoreBase | None":
         """The same rows with fields converted while they are read; None if this store cannot do that."""

@@ -222,7 +222,10 @@ def of_copy(told: str, path: str, size: int, digests: bytes) -> Manifest | None:
         return None
     folder, _, name = path.rpartition("/")
     table = np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES)
-    return Manifest(told, folder, BLOCK_BYTES, {name: size}, {name: 0}, table, np.zeros(len(table), bool))
+    return Manifest(
+        told, folder, block_bytes=BLOCK_BYTES, sizes={name: size}, firsts={name: 0}, digests=table,
+        seen=np.zeros(len(table), bool),
+    )  # fmt: skip
 
 
 # Written.
@@ -231,7 +234,10 @@ def of_copy(told: str, path: str, size: int, digests: bytes) -> Manifest | None:
 def new(path: str, addresses: Sequence[str] = ()) -> Manifest:
     """An empty manifest that will be written here."""
     folder = common_folder(addresses) if addresses else os.path.dirname(os.path.abspath(path))
-    return Manifest(path, folder, BLOCK_BYTES, {}, {}, np.empty((0, DIGEST_BYTES), np.uint8), np.empty(0, bool))
+    return Manifest(
+        path, folder, block_bytes=BLOCK_BYTES, sizes={}, firsts={}, digests=np.empty((0, DIGEST_BYTES), np.uint8),
+        seen=np.empty(0, bool),
+    )  # fmt: skip
 
 
 def write(manifest: Manifest, files: Iterable[tuple[str, int, bytes]]) -> None:
@@ -297,7 +303,9 @@ def load(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES) -> Manif
         blocks += len(of_file) // DIGEST_BYTES
     table = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
     folder = os.path.dirname(os.path.abspath(path))
-    return Manifest(path, folder, block_bytes, sizes, firsts, table, np.zeros(blocks, bool))
+    return Manifest(
+        path, folder, block_bytes=block_bytes, sizes=sizes, firsts=firsts, digests=table, seen=np.zeros(blocks, bool),
+    )  # fmt: skip
 
 
 def _document(path: str, most_bytes: int) -> Any:

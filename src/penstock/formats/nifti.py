@@ -142,8 +142,8 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     order = tuple(reversed(axes)) if axis == 3 else (0, *reversed(axes[1:]))
     places = image.offset + np.arange(image.rows, dtype=np.int64)[:, None] * image.row_bytes
     array = Chunks(
-        file, name, image.stored, image.row_shape, image.rows, 1, image.row_shape, KnownTable(places, image.row_bytes),
-        row_axis=axis, axes=order,
+        file, name, stored=image.stored, shape=image.row_shape, rows=image.rows, rows_per_chunk=1,
+        chunk=image.row_shape, table=KnownTable(places, image.row_bytes), row_axis=axis, axes=order,
     )  # fmt: skip
     return ExtentStore({name: array}, options.files, {name: image.casts} if image.casts else None)
 
@@ -168,7 +168,7 @@ def open_stored_volumes(path: str, name: str, files: Files) -> Store:
         store = GzippedVolumes(file, name, image, files)
         return cast_fields(store, {name: image.casts}) if image.casts else store
     image = _whole_image(file, files)
-    array = Contiguous(file, name, image.stored, image.row_shape[::-1], image.rows, image.offset)
+    array = Contiguous(file, name, image.stored, image.row_shape[::-1], image.rows, offset=image.offset)
     return ExtentStore({name: array}, files, {name: image.casts} if image.casts else None)
 
 
@@ -308,8 +308,9 @@ class GzippedImage(StoreBase):
         spec, rows = self.fields[self.name], self.image.rows
         by = MANIFEST if self.file.compared else "crc32"
         path = ReadPath(
-            self.name, spec, rows, "gzip, one stream", how, rows, times, self.file.size, remedy=remedy, checked_by=by
-        )
+            self.name, spec, rows=rows, layout="gzip, one stream", how=how, block_rows=rows, amplification=times,
+            stored_bytes=self.file.size, remedy=remedy, checked_by=by,
+        )  # fmt: skip
         return [path]
 
     def origin(self, row: int) -> Origin:

@@ -5,7 +5,6 @@ Arrow) are decoded whole, so these are the blocks; uncompressed Arrow is read fr
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -20,17 +19,14 @@ from penstock.base.urls import base_name, check_local
 from penstock.dataset.memory import HeldStore
 from penstock.dataset.store import Out, Store, StoreBase, check_rows, digest
 from penstock.errors import (
-    ConfigError,
     Corrupt,
-    DataError,
     DecodeFailed,
     Missing,
-    PenstockError,
     SchemaMismatch,
-    Unavailable,
 )
 from penstock.files.handles import check_unchanged
-from penstock.files.retry import refusal, retry_library
+from penstock.files.retry import retry_library
+from penstock.formats.arrow import all_of, arrow_bytes, arrow_library, describe_arrow_type, errors_of_arrow, spec_of
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -47,10 +43,6 @@ VALUE_BYTES = 13
 # A table that is held in memory is decoded in pieces of so many bytes, from so many stored ones.
 PIECE_BYTES = 1 * MiB
 STREAM_BYTES = 64 * KiB
-
-# What loading Arrow and decoding a held table takes: 24 MiB as a rule, 5 more seen once on a busy machine. Most of it
-# stays with its allocator.
-HELD_LIBRARY_BYTES = 32 * MiB
 
 DAMAGED = '{}. The file is damaged there: fetch it again, or leave those rows out with select or on_error="skip"'
 
@@ -69,7 +61,7 @@ def open_arrow(path: str, options: "OpenOptions") -> Store:
 
 def _opened(table: "Parquet | Arrow", options: "OpenOptions") -> Store:
     path, schema = table.file.path, table.schema
-    known = {column.name: spec for column in schema if (spec := _spec(column.type)) is not None}
+    known = {column.name: spec for column in schema if (spec := spec_of(column.type)) is not None}
     names = options.fields or tuple(known)
     if not names:
         raise Missing(f"{path}: no column of numbers; the file has {_describe(schema)}")
@@ -94,44 +86,6 @@ def _opened(table: "Parquet | Arrow", options: "OpenOptions") -> Store:
 
 def _describe(schema: Any) -> str:
     return ", ".join(f"{column.name!r} ({column.type})" for column in schema) or "no columns"
-
-
-def _spec(kind: Any) -> FieldSpec | None:
-    """The field of a column of this type; None if it cannot be one."""
-    import pyarrow as pa
-
-    if isinstance(kind, pa.FixedShapeTensorType):
-        inner = _spec(kind.value_type)
-        plain = kind.permutation is None or list(kind.permutation) == sorted(kind.permutation)
-        return FieldSpec(inner.dtype, tuple(kind.shape)) if inner and plain else None
-    if pa.types.is_fixed_size_list(kind):
-        inner = _spec(kind.value_type)
-        return FieldSpec(inner.dtype, (kind.list_size, *inner.shape)) if inner else None
-    if pa.types.is_boolean(kind):
-        return FieldSpec(np.dtype(bool))
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return FieldSpec(np.dtype(kind.to_pandas_dtype()))
-    return None
-
-
-def describe_arrow_type(kind: Any) -> str:
-    """The kind of a column that cannot be a field."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        return f"a dictionary ({kind})"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"lists of any length ({kind})"
-    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else f"{kind}, no numbers"
-
-
-def arrow_library(name: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError:
-        raise ConfigError(f'reading tables needs {name}: pip install "penstock[parquet]"') from None
 
 
 class Parquet:
@@ -227,11 +181,6 @@ def _is_mapped(batch: Any, mapped: Any) -> bool:
     begin, end = everything.address, everything.address + everything.size
     held = (buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size)
     return all(begin <= buffer.address < end for buffer in held)
-
-
-def arrow_bytes() -> dict[int, int]:
-    """Memory that Arrow keeps after decoding held tables, counted once for all: an entry of ``shared_index``."""
-    return {id(arrow_library("pyarrow")): HELD_LIBRARY_BYTES}
 
 
 class HeldTable(HeldStore):
@@ -344,7 +293,9 @@ class TableStore(StoreBase):
         block, times = (longest, float(longest)) if whole else (1, 1.0)
         by = MANIFEST if self.table.file.compared else ""
         return [
-            ReadPath(name, spec, len(self), layout, how, block, times, remedy=remedy, checked_by=by)
+            ReadPath(
+                name, spec, len(self), layout, how, block_rows=block, amplification=times, remedy=remedy, checked_by=by
+            )
             for name, spec in self.fields.items()
         ]
 
@@ -359,46 +310,6 @@ def _too_few(where: str, found: int, declared: int) -> Corrupt:
     return Corrupt(
         f"{where}: {declared:,} values were declared, but {found:,} are there. The file is damaged: fetch it again"
     )
-
-
-def all_of(column: Any, where: str) -> np.ndarray:
-    """A column's numbers, one after another."""
-    chunks = column.chunks if isinstance(column, arrow_library("pyarrow").ChunkedArray) else [column]
-    found = [_flat(chunk, where) for chunk in chunks]
-    return np.concatenate(found) if len(found) > 1 else found[0] if found else np.empty(0)
-
-
-def _flat(column: Any, where: str) -> np.ndarray:
-    """A chunk's numbers, one after another; without a copy if possible.
-
-    Read from its buffer: Arrow's own conversion to numpy imports pandas if it is installed, which takes 30 MiB.
-    """
-    pa = arrow_library("pyarrow")
-    if column.null_count:
-        raise Missing(f"{where} has {column.null_count:,} nulls; fill them, or leave the column out with fields=(…)")
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    if pa.types.is_fixed_size_list(column.type):
-        return _flat(column.flatten(), where)
-    begin, count, buffer = column.offset, len(column), column.buffers()[1]
-    if pa.types.is_boolean(column.type):
-        bits = np.frombuffer(b"" if buffer is None else buffer, np.uint8)
-        return np.unpackbits(bits, count=begin + count, bitorder="little")[begin:].view(bool)
-    dtype = np.dtype(column.type.to_pandas_dtype())
-    return np.frombuffer(b"" if buffer is None else buffer, dtype, count, begin * dtype.itemsize)
-
-
-@contextmanager
-def errors_of_arrow(where: str, text: str, kind: type[DataError]) -> Iterator[None]:
-    """Turn errors of the library into ours: the system refused something, or the file is damaged."""
-    try:
-        yield
-    except PenstockError:
-        raise
-    except (OSError, ValueError, MemoryError, arrow_library("pyarrow").ArrowException) as error:
-        if why := refusal(error):
-            raise Unavailable(f"{where}: cannot be read: {why}") from error
-        raise kind(f"{where}: {text.format(error)}") from error
 
 
 def _decoding_bytes(spec: FieldSpec) -> int:

@@ -61,8 +61,9 @@ class Samples:
         kind = self._kind(column, np.flatnonzero(there), kind_of)
         pattern = table.fields[column] if self.patterns else ""
         return Members(
-            self.file, name, kind.dtype, kind.shape, table.samples, offsets, table.lengths[:, column], table.keys, kind,
-            table.index_bytes, pattern, self.layout, self.options.members.max_member_bytes,
+            self.file, name, stored=kind.dtype, shape=kind.shape, rows=table.samples, offsets=offsets,
+            lengths=table.lengths[:, column], keys=table.keys, kind=kind, table_bytes=table.index_bytes,
+            pattern=pattern, layout=self.layout, max_bytes=self.options.members.max_member_bytes,
         )  # fmt: skip
 
     def value(self, sample: int, column: int) -> bytes:

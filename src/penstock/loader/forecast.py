@@ -223,8 +223,9 @@ def _of_loader(ds: Dataset, loader: Loader, options: Mapping[str, Any], habits: 
     job = Job(loader.plan.batch_rows * contents.sample_bytes, stored, len(ds))
     ample = make_plan(replace(source.request, limit_bytes=UNBOUNDED, most_threads=0)).planned_bytes
     return Forecast(
-        contents, loader.plan, ample, source.output.pin is not None, deal.world_size, read_bytes, seconds,
-        rivals(job, habits), _advice(contents, loader.plan, ample, paths, whole_seconds),
+        contents, loader.plan, ample_bytes=ample, pinned=source.output.pin is not None, world_size=deal.world_size,
+        read_bytes=read_bytes, seconds=seconds, rivals=rivals(job, habits),
+        advice=_advice(contents, loader.plan, ample, paths, whole_seconds),
     )  # fmt: skip
 
 
@@ -249,8 +250,9 @@ def _from_shapes(shapes: Shapes, batch_size: int, files: int, habits: Habits, op
     made, ample = make_plan(request), make_plan(replace(request, limit_bytes=UNBOUNDED)).planned_bytes
     job = Job(made.batch_rows * contents.sample_bytes, contents.sample_bytes, contents.rows)
     return Forecast(
-        contents, made, ample, False, deal.world_size, contents.whole_bytes // deal.world_size, None,
-        rivals(job, habits), _advice(contents, made, ample, [], None),
+        contents, made, ample_bytes=ample, pinned=False, world_size=deal.world_size,
+        read_bytes=contents.whole_bytes // deal.world_size, seconds=None, rivals=rivals(job, habits),
+        advice=_advice(contents, made, ample, [], None),
     )  # fmt: skip
 
 

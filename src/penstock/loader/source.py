@@ -50,7 +50,7 @@ class Options:
     def deal(self, length: int, batch_size: int) -> Deal:
         """This rank's share of so many positions."""
         rank, world_size = place_of(self.rank, self.world_size, self.mesh)
-        return Deal(length, batch_size, rank, world_size, self.drop_last, self.tail)
+        return Deal(length, batch_size, rank=rank, world_size=world_size, drop_last=self.drop_last, tail=self.tail)
 
 
 class Source:

@@ -149,8 +149,8 @@ class Stats:
     def report(self) -> Report:
         """What was left out, filled in, or not checked."""
         return Report(
-            self.left_out, self.left_out_samples, self.files_left_out, self.chunks_filled, self.not_finite,
-            self.unchecked, self.unverified,
+            self.left_out, self.left_out_samples, files=self.files_left_out, chunks_filled=self.chunks_filled,
+            not_finite=self.not_finite, unchecked=self.unchecked, unverified=self.unverified,
         )  # fmt: skip
 
     @property

@@ -70,8 +70,8 @@ class Counts:
     def since(self, before: "Counts", threads: int, seconds: float) -> Period:
         """The period between two looks."""
         return Period(
-            threads, seconds, self.samples - before.samples, self.waited - before.waited,
-            self.reading - before.reading, self.computing - before.computing,
+            threads, seconds, samples=self.samples - before.samples, waited=self.waited - before.waited,
+            reading=self.reading - before.reading, computing=self.computing - before.computing,
         )  # fmt: skip
 
 

@@ -3,12 +3,12 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from penstock.base.spec import Cast, ReadPath
+from penstock.base.spec import Cast
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.rewrite import cast_fields, select_part
 from penstock.dataset.store import Filled, Out, StoreBase, Wrapper
@@ -153,7 +153,9 @@ class Sessions:
 
 
 class Session(Wrapper):
-    """A session whose trials can only be read together. Its advice is to prepare copies by trial."""
+    """A session whose trials can only be read together."""
+
+    advice = ADVICE
 
     def rebuild(self, children: Sequence[StoreBase]) -> StoreBase:
         return Session(children[0])
@@ -169,9 +171,6 @@ class Session(Wrapper):
 
     def selecting(self, field: str, part: Within) -> StoreBase:
         return Session(select_part(self.store, field, part))
-
-    def advise(self, path: ReadPath) -> ReadPath:
-        return replace(path, remedy=ADVICE) if path.remedy else path
 
 
 class OneBlock(Wrapper):

@@ -98,7 +98,8 @@ class Decoding:
         offsets, lengths, skipped = table.find(block, one)
         mask = 0 if skipped is None else int(skipped[0])
         sums = table.sums(block, one) if self.is_checked else None
-        return Place(block, piece, int(offsets[0]), int(lengths[0]), mask, None if sums is None else int(sums[0]))
+        crc32 = None if sums is None else int(sums[0])
+        return Place(block, piece, int(offsets[0]), int(lengths[0]), mask, crc32=crc32)
 
     def present(self, handle: Handle, found: ChunksInFile) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and lengths of chunks, now that their file is open, or known to be absent."""

@@ -115,7 +115,7 @@ class SmallChunks(BlockReader):
             assert handle is not None
             offsets, lengths, skipped = self.array.table.find(block, pieces)
             sums = self.array.table.sums(block, pieces)
-            lines = _Lines(block, pieces, np.arange(len(pieces)), offsets, lengths, skipped, sums)
+            lines = _Lines(block, pieces, np.arange(len(pieces)), offsets, lengths, skipped=skipped, sums=sums)
             self._read_lines(handle, lines, decoded)
             return
         for found in self.decoding.many_files.locate(self.files, block, pieces):

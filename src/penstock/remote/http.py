@@ -327,7 +327,10 @@ class Connections:
         except Unavailable:
             answer.close()
             raise
-        return Answer(answer.status, found, length, secrets, answer, timed, connection, self)
+        return Answer(
+            answer.status, found, length=length, secrets=secrets, _response=answer, _timed=timed,
+            _connection=connection, _pool=self,
+        )  # fmt: skip
 
     def _connection(self, place: Place) -> _Connection:
         with self._lock:

@@ -64,7 +64,7 @@ class Fluent:
         partial:     leave alone what is not bytes any more
         max_pixels:  what a picture may declare; more is refused before it is decoded
         """
-        return self.map(Decoder(handlers, pre, post, only, partial, max_pixels), handler=handler)
+        return self.map(Decoder(handlers, pre, post, only, partial=partial, max_pixels=max_pixels), handler=handler)
 
     def map(self, f: Function, handler: Handler = reraise_exception) -> Self:
         """``f`` of each sample, without those of which it is None."""

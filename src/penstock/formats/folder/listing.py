@@ -93,8 +93,9 @@ def _opened(root: str, saved: Saved | None) -> FileList | None:
                 return None
         top_names = tuple(TextColumn(found["top_names"], found["top_ends"]))
         return FileList(
-            root, TextColumn(found["names"], found["ends"]), found["sizes"], found["mtimes"], found["inodes"],
-            found["tops"], top_names, int(saved.header["passed_over"]), dict(saved.header["beside"]), saved=saved.path,
+            root, TextColumn(found["names"], found["ends"]), sizes=found["sizes"], mtimes=found["mtimes"],
+            inodes=found["inodes"], tops=found["tops"], top_names=top_names,
+            passed_over=int(saved.header["passed_over"]), beside=dict(saved.header["beside"]), saved=saved.path,
         )  # fmt: skip
     except (Corrupt, OSError, ValueError, KeyError, TypeError):
         return None
@@ -198,11 +199,11 @@ class _Walk:
 
     def files(self) -> FileList:
         names = TextColumn(np.frombuffer(self.names, np.uint8), np.frombuffer(self.ends, np.int64))
-        columns = (np.frombuffer(self.sizes, np.int64), np.frombuffer(self.mtimes, np.int64))
+        sizes, mtimes = np.frombuffer(self.sizes, np.int64), np.frombuffer(self.mtimes, np.int64)
         inodes, tops = np.frombuffer(self.inodes, np.uint64), np.frombuffer(self.tops, np.int32)
         return FileList(
-            self.root, names, *columns, inodes, tops, tuple(self.top_names), self.passed_over, self.beside,
-            tuple(self.left_out),
+            self.root, names, sizes=sizes, mtimes=mtimes, inodes=inodes, tops=tops, top_names=tuple(self.top_names),
+            passed_over=self.passed_over, beside=self.beside, left_out=tuple(self.left_out),
         )  # fmt: skip
 
     def folders(self) -> dict[str, np.ndarray]:

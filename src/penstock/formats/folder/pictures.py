@@ -122,8 +122,9 @@ def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenO
     where = FileId(files.root, int(files.sizes.sum()), 0, 0)
     offsets = np.broadcast_to(np.int64(0), len(files))
     array = LooseFiles(
-        where, name, np.dtype(np.uint8), (), len(files), offsets, files.sizes, files.names, None, files.index_bytes,
-        "*", "files of a folder", options.members.max_member_bytes, files.mtimes, files.inodes, files.saved,
+        where, name, stored=np.dtype(np.uint8), shape=(), rows=len(files), offsets=offsets, lengths=files.sizes,
+        keys=files.names, kind=None, table_bytes=files.index_bytes, pattern="*", layout="files of a folder",
+        max_bytes=options.members.max_member_bytes, mtimes=files.mtimes, inodes=files.inodes, saved=files.saved,
     )  # fmt: skip
     kind = _kind(array, kind_of, options)
     return replace(array, stored=kind.dtype, shape=kind.shape, kind=kind)

@@ -20,8 +20,8 @@ from penstock.base.text_column import TextColumn, decoded
 from penstock.dataset.store import Out, StoreBase, check_rows, digest
 from penstock.errors import ConfigError, Corrupt, DataError, Missing, SchemaMismatch
 from penstock.files.retry import open_for_parser
+from penstock.formats.arrow import all_of, arrow_bytes, arrow_library, describe_arrow_type, errors_of_arrow
 from penstock.formats.folder.listing import FileList
-from penstock.formats.parquet import all_of, arrow_bytes, arrow_library, describe_arrow_type, errors_of_arrow
 from penstock.read.objects import TEXT
 
 NAMES = ("metadata.csv", "metadata.parquet")

@@ -12,14 +12,14 @@ A field is kept as a pattern, ``image-*``, so that every value can be named as t
 """
 
 import re
-from array import array
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from penstock.base.text_column import TextColumn, decoded
+from penstock.base.text_column import TextColumn, cut, decoded, same_as_before
 from penstock.formats.tar.members import MemberTable
-from penstock.formats.tar.samples import NOT_THERE, SampleTable, split_name
+from penstock.formats.tar.samples import NOT_THERE, SampleTable, find_dots
 
 # Beyond so many fields, or if more than a fifth of the samples lack one, the parts are names of samples.
 MOST_FIELDS = 64
@@ -31,26 +31,48 @@ _ABOUT = re.compile(rb"__\w+__|(num|n|total)?[-_]?(samples|examples)|(sample[-_]
 
 _SEPARATORS = "-_/:. "
 
-# Digits that exceed 64 bits are a name, not a number.
-_NUMBER_LAST = re.compile(rb"(.*?)([0-9]{1,18})", re.DOTALL)
-_NUMBER_FIRST = re.compile(rb"([0-9]{1,18})([-_/:][^0-9].*)", re.DOTALL)
+# Longer digits exceed 64 bits: they are a name, not a number.
+MOST_DIGITS = 18
 
-_Split = Callable[[bytes], tuple[bytes, bytes] | None]
-"""From a key to the pattern of its field and its sample; None if it has no such parts."""
+# How the names that ``_ABOUT`` matches can end: only keys that end so are compared with it.
+_ABOUT_ENDS = np.frombuffer(b"_shtneSHTNE", np.uint8)
+
+
+class _Split(NamedTuple):
+    """Where in the buffer of all keys the parts of each key are."""
+
+    sample_begins: np.ndarray
+    sample_ends: np.ndarray
+    field_begins: np.ndarray
+    field_ends: np.ndarray
+    pattern: Callable[[bytes], bytes]
+    """From the bytes of a field to its pattern."""
+    numbered: bool = True
+    """Whether samples are numbers."""
 
 
 def group(members: MemberTable, is_known: Callable[[str], bool]) -> SampleTable:
     """Group keys into samples; ``is_known`` recognises suffixes that determine the kind of a value."""
-    about = np.fromiter((_ABOUT.fullmatch(key) is not None for key in members.names.raws()), bool, len(members))
-    kept, passed_over = _only(members, ~about), int(np.count_nonzero(about))
-    ways: list[tuple[_Split, bool]] = [(_ending(is_known), False), (_number_last, True), (_number_first, True)]
-    for split, numbered in ways:
-        found = _grouped(kept, split, numbered, passed_over)
-        if found is not None:
+    about = _about_database(members.names)
+    kept = members
+    if len(about):
+        rows = np.delete(np.arange(len(members)), about)
+        kept = MemberTable(members.path, members.names.take(rows), members.offsets[rows], members.lengths[rows])
+    for split in (_split_at_dot, _split_number_last, _split_number_first):
+        parts = split(kept.names) if len(kept) else None
+        found = parts and _grouped(kept, parts, is_known, len(about))
+        if found:
             return found
     return SampleTable(
-        kept.path, ("*",), kept.names, kept.offsets[:, None], kept.lengths[:, None], passed_over=passed_over
+        kept.path, ("*",), kept.names, kept.offsets[:, None], kept.lengths[:, None], passed_over=len(about)
     )
+
+
+def _about_database(keys: TextColumn) -> np.ndarray:
+    """Which keys are about the database itself."""
+    filled = np.flatnonzero(keys.ends > keys.begins)
+    likely = filled[np.isin(keys.buffer[keys.ends[filled] - 1], _ABOUT_ENDS)]
+    return np.array([each for each in likely.tolist() if _ABOUT.fullmatch(keys.raw(each))], np.int64)
 
 
 def side_by_side(databases: Sequence[tuple[str, MemberTable]]) -> SampleTable | None:
@@ -61,24 +83,19 @@ def side_by_side(databases: Sequence[tuple[str, MemberTable]]) -> SampleTable | 
             return None
         if not np.array_equal(first.names.buffer, other.names.buffer):
             return None
-    numbers = _numbers(first.names)
-    order = np.arange(len(first)) if numbers is None else np.argsort(numbers, kind="stable")
+    order = np.arange(len(first)) if (numbers := _numbers(first.names)) is None else np.argsort(numbers, kind="stable")
     offsets = np.stack([each.offsets[order] for _, each in databases], axis=1)
     lengths = np.stack([each.lengths[order] for _, each in databases], axis=1)
     patterns = tuple(f"{name}:*" for name, _ in databases)
-    return SampleTable(first.path, patterns, _taken(first.names, order), offsets, lengths)
+    return SampleTable(first.path, patterns, first.names.take(order), offsets, lengths)
 
 
 def _numbers(keys: TextColumn) -> np.ndarray | None:
     """The numbers at the end of keys, if all have the same prefix."""
-    found, prefix = array("q"), None
-    for key in keys.raws():
-        parts = _NUMBER_LAST.fullmatch(key)
-        if parts is None or parts[1] != (prefix if found else parts[1]):
-            return None
-        prefix = parts[1]
-        found.append(int(parts[2]))
-    return np.frombuffer(found, np.int64)
+    parts = _split_number_last(keys) if len(keys) else None
+    if parts is None or not same_as_before(keys.buffer, parts.field_begins, parts.field_ends)[1:].all():
+        return None
+    return _values(keys.buffer, parts.sample_begins, parts.sample_ends)
 
 
 def field_names(patterns: Sequence[str]) -> list[str]:
@@ -87,68 +104,93 @@ def field_names(patterns: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(short) else list(patterns)
 
 
-def _ending(is_known: Callable[[str], bool]) -> _Split:
-    def split(key: bytes) -> tuple[bytes, bytes] | None:
-        parts = split_name(key)
-        return (b"*." + parts[1], parts[0]) if parts and is_known(decoded(parts[1]).lower()) else None
-
-    return split
-
-
-def _number_last(key: bytes) -> tuple[bytes, bytes] | None:
-    parts = _NUMBER_LAST.fullmatch(key)
-    return (parts[1] + b"*", parts[2]) if parts else None
-
-
-def _number_first(key: bytes) -> tuple[bytes, bytes] | None:
-    parts = _NUMBER_FIRST.fullmatch(key)
-    return (b"*" + parts[2], parts[1]) if parts else None
-
-
-def _grouped(members: MemberTable, split: _Split, numbered: bool, passed_over: int) -> SampleTable | None:
-    """The samples, if every key splits in this way and samples have most fields."""
-    fields: dict[bytes, int] = {}
-    columns, samples, texts, ends = array("i"), array("q"), bytearray(), array("q")
-    before: bytes | None = None
-    for key in members.names.raws():
-        parts = split(key)
-        if parts is None or len(fields) > MOST_FIELDS:
-            return None
-        pattern, sample = parts
-        columns.append(fields.setdefault(pattern, len(fields)))
-        samples.append(int(sample) if numbered else len(samples) and samples[-1] + (sample != before))
-        texts += sample
-        ends.append(len(texts))
-        before = sample
-    names = TextColumn(np.frombuffer(texts, np.uint8), np.frombuffer(ends, np.int64))
-    which, first, rows = np.unique(np.frombuffer(samples, np.int64), return_index=True, return_inverse=True)
-    keys = _taken(names, first)
-    cells = len(which) * len(fields)
-    if not cells or cells > MOST_CELLS_PER_KEY * len(members) or keys.first_repeat() is not None:
+def _split_at_dot(keys: TextColumn) -> _Split | None:
+    """``000012.jpg``; None if some key has no dot."""
+    begins, ends = keys.begins, keys.ends
+    dots = find_dots(keys.buffer, begins, ends)
+    if (dots < 0).any():
         return None
-    at = rows * len(fields) + np.frombuffer(columns, np.int32)
+    return _Split(begins, dots, dots + 1, ends, lambda field: b"*." + field, numbered=False)
+
+
+def _split_number_last(keys: TextColumn) -> _Split | None:
+    """``image-12``; None if some key does not end with a number."""
+    begins, ends = keys.begins, keys.ends
+    others = np.append(-1, np.flatnonzero(~_is_digit(keys.buffer)))
+    last = others[np.searchsorted(others, ends) - 1]
+    numbers = np.maximum(np.maximum(last + 1, begins), ends - MOST_DIGITS)
+    if (numbers == ends).any():
+        return None
+    return _Split(numbers, ends, begins, numbers, lambda field: field + b"*")
+
+
+def _split_number_first(keys: TextColumn) -> _Split | None:
+    """``12_image``; None if some key does not begin with a number."""
+    begins, ends = keys.begins, keys.ends
+    is_digit = _is_digit(keys.buffer)
+    others = np.append(np.flatnonzero(~is_digit), len(is_digit))
+    after = others[np.searchsorted(others, begins)]
+    digits = after - begins
+    if (digits < 1).any() or (digits > MOST_DIGITS).any() or (after + 1 >= ends).any():
+        return None
+    if not np.isin(keys.buffer[after], np.frombuffer(b"-_/:", np.uint8)).all() or is_digit[after + 1].any():
+        return None
+    return _Split(begins, after, after, ends, lambda field: b"*" + field)
+
+
+def _is_digit(letters: np.ndarray) -> np.ndarray:
+    return (letters >= ord("0")) & (letters <= ord("9"))
+
+
+def _values(letters: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The numbers that digits stand for."""
+    values = np.zeros(len(begins), np.int64)
+    for place in range(int((ends - begins).max())):
+        here = begins + place
+        values = np.where(here < ends, 10 * values + letters[np.minimum(here, ends - 1)] - ord("0"), values)
+    return values
+
+
+def _grouped(
+    members: MemberTable, parts: _Split, is_known: Callable[[str], bool], passed_over: int
+) -> SampleTable | None:
+    """The samples, if there are few fields, all of a known kind unless samples are numbered, that most samples have."""
+    letters = members.names.buffer
+    found = _columns(letters, parts)
+    if found is None:
+        return None
+    fields, columns = found
+    if parts.numbered:
+        samples = _values(letters, parts.sample_begins, parts.sample_ends)
+    elif all(is_known(decoded(field).lower()) for field in fields):
+        samples = np.cumsum(~same_as_before(letters, parts.sample_begins, parts.sample_ends))
+    else:
+        return None
+    which, first, rows = np.unique(samples, return_index=True, return_inverse=True)
+    keys = cut(letters, parts.sample_begins[first], parts.sample_ends[first])
+    cells = len(which) * len(fields)
+    if cells > MOST_CELLS_PER_KEY * len(members) or keys.first_repeat() is not None:
+        return None
+    at = rows * len(fields) + columns
     if len(np.unique(at)) != len(at):  # 1 and 01: names after all
         return None
     offsets = np.full(cells, NOT_THERE, np.int64)
     lengths = offsets.copy()
     offsets[at], lengths[at] = members.offsets, members.lengths
     shape = (len(which), len(fields))
-    patterns = tuple(decoded(pattern) for pattern in fields)
+    patterns = tuple(decoded(parts.pattern(field)) for field in fields)
     return SampleTable(
         members.path, patterns, keys, offsets.reshape(shape), lengths.reshape(shape), passed_over=passed_over
     )
 
 
-def _only(members: MemberTable, kept: np.ndarray) -> MemberTable:
-    if kept.all():
-        return members
-    rows = np.flatnonzero(kept)
-    return MemberTable(members.path, _taken(members.names, rows), members.offsets[rows], members.lengths[rows])
-
-
-def _taken(texts: TextColumn, rows: np.ndarray) -> TextColumn:
-    begins = np.concatenate([[0], texts.ends[:-1]]).astype(np.int64)
-    sizes = (texts.ends - begins)[rows]
-    ends = np.cumsum(sizes)
-    at = np.repeat(begins[rows] - (ends - sizes), sizes) + np.arange(int(sizes.sum()))
-    return TextColumn(texts.buffer[at], ends)
+def _columns(letters: np.ndarray, parts: _Split) -> tuple[list[bytes], np.ndarray] | None:
+    """The different fields, and which of them each key has; None if there are too many."""
+    fields: dict[bytes, int] = {}
+    heads = np.flatnonzero(~same_as_before(letters, parts.field_begins, parts.field_ends))
+    columns, text = [], letters.tobytes()
+    for begin, end in zip(parts.field_begins[heads].tolist(), parts.field_ends[heads].tolist(), strict=True):
+        columns.append(fields.setdefault(text[begin:end], len(fields)))
+        if len(fields) > MOST_FIELDS:
+            return None
+    return list(fields), np.repeat(columns, np.diff(heads, append=len(parts.field_begins)))

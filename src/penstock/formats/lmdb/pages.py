@@ -247,7 +247,8 @@ class _Tree:
         begins = page * size + starts
         low, high, flags, key_sizes = (flat[begins // 2 + field].astype(np.int64) for field in range(4))
         positions = numbers[page] * size + starts
-        return _Nodes(pages.reshape(-1), begins, size - starts, positions, low | high << 16, flags, key_sizes)
+        low |= high << 16
+        return _Nodes(pages.reshape(-1), begins, size - starts, positions, low, flags=flags, key_sizes=key_sizes)
 
     def _leaf(self, nodes: _Nodes) -> tuple[np.ndarray, ...]:
         """Keys, their sizes, offsets and lengths of values, and which are databases."""

@@ -17,7 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from penstock.base.file_id import FileId
-from penstock.base.text_column import TextColumn, decoded
+from penstock.base.text_column import TextColumn, decoded, ranges, same_as_before
 from penstock.errors import Corrupt, DataError, LimitExceeded, Missing
 from penstock.files import saved as savedcolumns
 from penstock.files.saved import Saved
@@ -153,12 +153,12 @@ class _Grouping:
         ends = names.ends[first:last] - origin
         letters = names.buffer[origin : origin + int(ends[-1])]
         starts = np.concatenate([[0], ends[:-1]])
-        dots = _dots(letters, starts, ends)
+        dots = find_dots(letters, starts, ends)
         which = np.flatnonzero(dots >= 0)
         if len(which) == 0:
             return
         starts, dots, ends = starts[which], dots[which], ends[which]
-        new = ~_same_as_before(letters, starts, dots)
+        new = ~same_as_before(letters, starts, dots)
         new[0] = letters[starts[0] : dots[0]].tobytes() != self.last
         self.last = letters[starts[-1] : dots[-1]].tobytes()
         self.rows[first + which] = len(self.ends) - 1 + np.cumsum(new)
@@ -168,7 +168,7 @@ class _Grouping:
         ]
         lengths = (dots - starts)[new]
         self.ends.frombytes((np.cumsum(lengths) + len(self.keys)).tobytes())
-        self.keys += letters[_ranges(starts[new], lengths)].tobytes()
+        self.keys += letters[ranges(starts[new], lengths)].tobytes()
 
     def table(self) -> SampleTable:
         """The whole table, once every member was added."""
@@ -189,7 +189,7 @@ class _Grouping:
         lengths.reshape(-1)[cells] = members.lengths[kept]
         passed_over = int(np.count_nonzero(~kept))
         left_out = tuple(why for name, why in members.left_out if split_name(name) is not None)
-        return SampleTable(members.path, fields, keys, offsets, lengths, passed_over, left_out)
+        return SampleTable(members.path, fields, keys, offsets, lengths, passed_over=passed_over, left_out=left_out)
 
     def _twice(self, keys: TextColumn, kept: np.ndarray, cells: np.ndarray) -> NoReturn:
         order = np.argsort(cells, kind="stable")
@@ -220,7 +220,7 @@ class _Grouping:
             )
 
 
-def _dots(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def find_dots(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Where the key of each name ends and its field begins, as ``split_name`` has it; -1 where there is no sample."""
     begins = starts.copy()
     slashes = np.flatnonzero(letters == ord("/"))
@@ -235,24 +235,6 @@ def _dots(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarr
         if split_name(letters[starts[which] : ends[which]].tobytes()) is None:
             found[which] = NOT_THERE
     return found
-
-
-def _same_as_before(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Which pieces hold the same letters as the one before; none is empty."""
-    lengths = ends - starts
-    same = np.zeros(len(starts), bool)
-    suspects = np.flatnonzero(lengths[1:] == lengths[:-1]) + 1
-    if len(suspects):
-        sizes = lengths[suspects]
-        alike = letters[_ranges(starts[suspects], sizes)] == letters[_ranges(starts[suspects - 1], sizes)]
-        same[suspects] = np.logical_and.reduceat(alike, np.cumsum(sizes) - sizes)
-    return same
-
-
-def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Every number of every range, one range after another."""
-    ends = np.cumsum(lengths)
-    return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
 def load(folder: str, file: FileId, name: str = _SAVED_AS) -> SampleTable | None:
@@ -290,6 +272,7 @@ def _opened(path: str, saved: Saved | None) -> SampleTable | None:
         fields, passed_over = tuple(saved.header["fields"]), int(saved.header["passed_over"])
         columns = saved.columns()
         keys = TextColumn(columns["keys"], columns["key_ends"])
-        return SampleTable(path, fields, keys, columns["offsets"], columns["lengths"], passed_over, mapped=True)
+        offsets, lengths = columns["offsets"], columns["lengths"]
+        return SampleTable(path, fields, keys, offsets, lengths, passed_over=passed_over, mapped=True)
     except (Corrupt, ValueError, KeyError, TypeError):
         return None
