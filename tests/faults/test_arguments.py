@@ -120,7 +120,7 @@ def test_numbers_of_numpy_are_numbers(make):
 OPEN = {
     "fields": ["data", 5, [5]],
     "row_axis": [True, 1.5, "0", None, {"data": 0.5}],
-    "max_open_files": NO_NUMBERS,
+    "max_open_files": [value for value in NO_NUMBERS if value is not None],
     "allow_fill": NO_FLAGS,
     "allow_external": ["folder", 5, [5], b"x"],
     "swmr": NO_FLAGS,

@@ -16,6 +16,7 @@ from penstock.base import policy
 from penstock.base.file_id import FileId
 from penstock.base.policy import ReadPolicy
 from penstock.errors import Changed, ConfigError, Missing, Truncated, Unavailable
+from penstock.files import pool
 from penstock.files.files import Files
 from penstock.files.handles import check_unchanged, identify
 
@@ -297,6 +298,29 @@ def test_mapped_and_plain_handles_count_together(files_of, tmp_path):
 
 
 @PROC
+def test_without_a_number_the_system_decides_and_mappings_hold_nothing(files_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "descriptor_limit", lambda: 4 * 5 + 3)
+    monkeypatch.setattr(pool, "MOST_MAPPED", 7)
+    many = files_of(9)
+    files, expected = Files(), [contents(number) for number in range(9)]
+    for mapped, most in ((False, 5), (True, 5 + 7)):
+        for turn in range(30):
+            assert np.array_equal(read(files, many[turn % 9], mapped=mapped), expected[turn % 9])
+        assert held(tmp_path) == most
+        assert descriptors(tmp_path) == 5, "mappings take none"
+
+    def work(seed):
+        chance = random.Random(seed)
+        for _ in range(100):
+            number = chance.randrange(9)
+            assert np.array_equal(read(files, many[number], mapped=chance.random() < 0.5), expected[number])
+
+    in_threads(work, 8)
+    files.close()
+    assert descriptors(tmp_path) == 0
+
+
+@PROC
 def test_the_least_recently_used_goes_first(files_of, tmp_path):
     one, two, three = files_of(3)
     files = Files(2)
@@ -477,7 +501,7 @@ def test_fewer_than_none_is_refused(max_open):
         Files(max_open)
 
 
-@pytest.mark.parametrize("max_open", ["3", 1.5, None])
+@pytest.mark.parametrize("max_open", ["3", 1.5, ()])
 def test_a_limit_that_is_no_number_is_refused(max_open):
     with pytest.raises(ConfigError, match="max_open_files"):
         Files(max_open)

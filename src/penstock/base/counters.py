@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -24,8 +24,9 @@ class Counters:
 
     def add(self, other: "Counters") -> None:
         """Add the counts of another."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        mine = vars(self)
+        for name, count in vars(other).items():
+            mine[name] += count
 
 
 Watcher = Callable[[str, Any, int], None]
@@ -43,6 +44,11 @@ def watched(watcher: Watcher) -> Iterator[None]:
         yield
     finally:
         _watcher = None
+
+
+def is_watched() -> bool:
+    """Whether ``note`` tells anybody; it is called often, and some arguments take time to make."""
+    return _watcher is not None
 
 
 def note(path: str, begins: Any, count: int) -> None:

@@ -189,10 +189,10 @@ class Concat(Combination):
         order = np.argsort(rows, kind="stable")
         rows, at = rows[order], at[order]
         which = np.searchsorted(self.starts, rows, side="right") - 1
+        inner = rows - self.starts[which]
         begins = [0, *(np.flatnonzero(which[1:] != which[:-1]) + 1).tolist(), len(rows)] if len(rows) else []
-        for begin, end in pairwise(begins):
-            part = int(which[begin])
-            yield self.stores[part], rows[begin:end] - self.starts[part], at[begin:end], out
+        for (begin, end), part in zip(pairwise(begins), which[begins[:-1]].tolist(), strict=True):
+            yield self.stores[part], inner[begin:end], at[begin:end], out
 
     def origin(self, row: int) -> Origin:
         part = int(np.searchsorted(self.starts, row, side="right")) - 1

@@ -35,7 +35,7 @@ from penstock.files.compression import MAX_EXPANSION
 from penstock.files.copies import Copies, Servers, no_cache
 from penstock.files.handles import NOT_SEEN, BodyHandle, Handle, RemoteHandle, UnseenHandle, identify
 from penstock.files.manifest import PIECE_BYTES, Manifest
-from penstock.files.pool import IDLE, MAX_OPEN_FILES, Loan, Pool
+from penstock.files.pool import IDLE, Loan, Pool
 from penstock.files.retry import open_for_parser
 
 if TYPE_CHECKING:  # remote takes a while to import, and is imported when it is needed
@@ -56,7 +56,7 @@ class Files:
 
     def __init__(
         self,
-        max_open: int = MAX_OPEN_FILES,
+        max_open: int | None = None,
         *,
         remote: "Remote | None" = None,
         cache: FileCache | None = None,
@@ -65,7 +65,11 @@ class Files:
         max_expansion: int = MAX_EXPANSION,
         policy: ReadPolicy | None = None,
     ) -> None:
-        self.max_open = checks.whole("max_open_files", max_open, expected="how many may be open at once")
+        self.max_open = (
+            None
+            if max_open is None
+            else checks.whole("max_open_files", max_open, expected="how many may be open at once, or None")
+        )
         self.max_expansion = checks.whole("max_expansion", max_expansion, least=1)
         self.policy = policy or policies.DEFAULT
         self._pool = Pool(self.max_open, self.policy, manifest)
@@ -275,7 +279,7 @@ def remote_files(
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | str | None,
     options: "RemoteOptions | None",
-    max_open: int = MAX_OPEN_FILES,
+    max_open: int | None = None,
     manifest: Manifest | None = None,
     max_expansion: int = MAX_EXPANSION,
 ) -> Files:

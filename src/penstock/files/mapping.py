@@ -5,6 +5,7 @@ import mmap
 import os
 import sys
 import weakref
+from functools import cache
 
 import numpy as np
 
@@ -26,10 +27,7 @@ def map_descriptor(descriptor: int, size: int) -> np.ndarray:
         return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, trackfd=False), np.uint8)
     if sys.platform != "linux":
         return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc = _libc()
     address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -38,3 +36,13 @@ def map_descriptor(descriptor: int, size: int) -> np.ndarray:
     mapped = np.frombuffer(memoryview(block), np.uint8)
     mapped.flags.writeable = False
     return mapped
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """The system's own functions; made once, since each copy of them takes 4 KB."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc

@@ -17,7 +17,6 @@ from penstock.errors import ConfigError, DataError, FieldsLeftOut, SourceError
 from penstock.files.compression import MAX_EXPANSION
 from penstock.files.files import Files, remote_files
 from penstock.files.manifest import load
-from penstock.files.pool import MAX_OPEN_FILES
 from penstock.files.retry import retry_library
 from penstock.formats import raw
 from penstock.formats.paths import Path, absolute, expanded, paths_of
@@ -42,7 +41,7 @@ def open(
     fields: Sequence[str] | None = None,
     *,
     row_axis: int | Mapping[str, int] = 0,
-    max_open_files: int = MAX_OPEN_FILES,
+    max_open_files: int | None = None,
     allow_fill: bool = False,
     allow_external: Iterable[Path] = (),
     swmr: bool = False,
@@ -68,7 +67,8 @@ def open(
 
     fields:          the fields to read; all by default
     row_axis:        the axis of HDF5 and Zarr arrays along which samples lie; a dict where fields differ
-    max_open_files:  most data files open at once, for all threads together; 0 opens a file for each request
+    max_open_files:  most data files open at once, for all threads together; 0 opens a file for each request, None takes
+                     a quarter of what the system allows the process (``ulimit -n``)
     allow_fill:      deliver the fill value for chunks that were never written, and count them in ``Loader.stats``; they
                      are an error otherwise, because a lost chunk looks the same
     allow_external:  folders that an HDF5 file may take data from besides its own: virtual datasets, external storage
@@ -160,7 +160,7 @@ def open_raw(
     *,
     offset: int = 0,
     field: str = "data",
-    max_open_files: int = MAX_OPEN_FILES,
+    max_open_files: int | None = None,
     manifest: Path | None = None,
 ) -> Dataset:
     """Open files without a header, which hold rows one after another; ``dtype`` and ``shape`` are those of one row.

@@ -13,7 +13,6 @@ from penstock.base.spec import row_bytes
 from penstock.dataset.composition import join
 from penstock.dataset.dataset import Dataset, Index
 from penstock.errors import BudgetExceeded, ConfigError, DataError
-from penstock.files.pool import MAX_OPEN_FILES
 from penstock.loader.loader import Loader
 from penstock.loader.request import WINDOW_BYTES
 from penstock.nsd.layout import Layout
@@ -59,7 +58,7 @@ class NSDDataset(Dataset):
         columns: Sequence[str] = COLUMNS,
         *,
         subject: int | None = None,
-        max_open_files: int = MAX_OPEN_FILES,
+        max_open_files: int | None = None,
         **options: Any,
     ) -> None:
         from penstock.nsd.subject import NSD

@@ -15,7 +15,6 @@ from penstock.dataset.composition import concat
 from penstock.dataset.dataset import Dataset, OnError, check_on_error
 from penstock.errors import ConfigError, DataError, Missing
 from penstock.files.files import Files, remote_files
-from penstock.files.pool import MAX_OPEN_FILES
 from penstock.formats.paths import absolute
 from penstock.nsd import bucket
 from penstock.nsd.betas import SessionFiles, Sessions, check_sessions, ranges, why_no_sessions
@@ -68,10 +67,10 @@ class NSD:
         self.stimuli: str | None = None
         """The address of the pictures, in a bucket."""
         self._remote, self._cache_dir = remote, None if cache_dir is None else os.path.abspath(cache_dir)
-        self._opened: dict[int, Sessions] = {}
+        self._opened: dict[int | None, Sessions] = {}
         files = None
         if is_remote(self.layout.root):
-            files = self._handles(MAX_OPEN_FILES)
+            files = self._handles(None)
             self._files, self.layout = self._in_bucket(files)
         elif not os.path.isdir(self.layout.root):
             raise Missing(f"{self.layout.root}: no such folder; expected the one that holds nsddata_betas and nsddata")
@@ -95,10 +94,10 @@ class NSD:
         self.stimuli = bucket.address(layout, STIMULI)
         return found, bucket.mirrored(layout, folder, files)
 
-    def _handles(self, max_open_files: int) -> Files:
+    def _handles(self, max_open_files: int | None) -> Files:
         return remote_files(self._cache_dir, None, self._remote, max_open=max_open_files)
 
-    def _stored(self, max_open_files: int = MAX_OPEN_FILES) -> Sessions:
+    def _stored(self, max_open_files: int | None = None) -> Sessions:
         """The sessions, read through at most so many open files."""
         if max_open_files not in self._opened:
             handles = self._handles(max_open_files)
@@ -235,7 +234,7 @@ class NSD:
         dtype: str = "float32",
         images: Pictures | str | os.PathLike[str] | None = None,
         extra: Mapping[str, Any] | None = None,
-        max_open_files: int = MAX_OPEN_FILES,
+        max_open_files: int | None = None,
         on_error: OnError = "raise",
     ) -> NSDDataset:
         """Samples to train on.
@@ -270,7 +269,7 @@ class NSD:
         """
         if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
             raise ConfigError(f'columns={columns!r}: expected a tuple of names, such as ("voxels", "image", "coco")')
-        stored = self._stored(checks.whole("max_open_files", max_open_files))
+        stored = self._stored(None if max_open_files is None else checks.whole("max_open_files", max_open_files))
         voxels = self.voxels(roi, min_ncsnr=min_ncsnr, order=voxel_order)
         chosen = self.sessions if sessions is None else tuple(sessions)
         check_sessions(chosen, self.sessions, self._files.folder)

@@ -37,7 +37,9 @@ def neighbours(sources: np.ndarray, targets: np.ndarray) -> list[Run]:
 
 def consecutive(numbers: np.ndarray) -> bool:
     """Whether they follow each other, so that a slice can stand for them."""
-    return int(numbers[-1]) - int(numbers[0]) == len(numbers) - 1 and bool((np.diff(numbers) == 1).all())
+    if len(numbers) == 1:
+        return True
+    return bool(numbers[-1] - numbers[0] == len(numbers) - 1 and (numbers[1:] - numbers[:-1] == 1).all())
 
 
 def limited(runs: Iterable[Run], most: int) -> list[Run]:

@@ -171,7 +171,8 @@ class Gathering:
     def _gather_timed(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         began = time.perf_counter()
         self._gather(handle, rows, goal)
-        counters.note(handle.file.path, self._places(rows), self.array.row_bytes)
+        if counters.is_watched():
+            counters.note(handle.file.path, self._places(rows), self.array.row_bytes)
         counters.mine().file_seconds += time.perf_counter() - began
 
     def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
@@ -234,7 +235,7 @@ class MappedReader(Gathering):
 
     def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         stored = handle.bytes[self._begin : self._begin + self._size].reshape(self.array.rows, self.array.row_bytes)
-        np.take(stored, rows, axis=0, out=goal, mode="clip")  # clip: the only mode that copies straight to out
+        stored.take(rows, 0, goal, "clip")  # clip: the only mode that copies straight to out
 
     def _places(self, rows: np.ndarray) -> np.ndarray:
         return self._begin + rows * self.array.row_bytes

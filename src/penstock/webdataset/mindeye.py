@@ -28,7 +28,6 @@ from penstock.base.urls import is_remote, shown
 from penstock.dataset.dataset import Dataset, OnError
 from penstock.errors import BudgetExceeded, ConfigError, Corrupt, DataError, Missing, Unavailable
 from penstock.files.files import Files
-from penstock.files.pool import MAX_OPEN_FILES
 from penstock.files.retry import open_for_parser
 from penstock.formats.open import open
 from penstock.loader.loader import Loader
@@ -67,7 +66,7 @@ def get_dataloaders(
     memory: int | str | None = None,
     image_size: int | None = None,
     on_error: OnError = "raise",
-    max_open_files: int = MAX_OPEN_FILES,
+    max_open_files: int | None = None,
 ) -> tuple[Loader, Loader, int, int]:
     """``(train_dl, val_dl, num_train, num_val)``, as MindEye's ``utils.get_dataloaders``.
 
