@@ -95,3 +95,37 @@ def test_an_error_ends_the_bar(ds: ps.Dataset, tmp_path: Path, capsys: pytest.Ca
         with pytest.raises(ps.errors.PenstockError):
             list(batches)
     assert "samples in" not in capsys.readouterr().err
+
+
+def test_a_widget_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a kernel of Jupyter runs and ipywidgets is installed, the bar is tqdm's widget."""
+    made: list[dict[str, Any]] = []
+
+    class Widget:
+        def __init__(self, **options: Any) -> None:
+            made.append(options)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, **__: None
+
+    found = progress.importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, "ipykernel", type(sys)("ipykernel"))
+    monkeypatch.setitem(sys.modules, "tqdm.notebook", type(sys)("tqdm.notebook"))
+    monkeypatch.setattr(sys.modules["tqdm.notebook"], "tqdm", Widget, raising=False)
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: name == "ipywidgets" or found(name))
+    bar = progress.Bar("epoch 0", 10, "samples")
+    bar.add(10)
+    bar.close()
+    assert [(options["total"], options["unit"]) for options in made] == [(10, " samples")]
+
+
+def test_lines_in_a_notebook_without_widgets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = progress.importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, "ipykernel", type(sys)("ipykernel"))
+    monkeypatch.setattr(
+        progress.importlib.util, "find_spec", lambda name: None if name == "ipywidgets" else found(name)
+    )
+    progress.Bar("epoch 0", 10, "samples").add(10)
+    assert capsys.readouterr().err.startswith("epoch 0: 100%, ")

@@ -232,7 +232,7 @@ def test_an_epoch_of_one_batch_in_the_memory_of_one(ds: ps.Dataset) -> None:
     with batches:
         for batch in batches:
             assert sorted(rows_of(batch)) == list(range(ROWS))
-        with pytest.raises(BudgetExceeded, match="still in use.*room for one batch.*del batch") as refused:
+        with pytest.raises(BudgetExceeded, match=r"still in use.*room for one batch.*del batch") as refused:
             next(iter(batches))
         del batch
         for batch in batches:

@@ -1,11 +1,15 @@
 """What a terminal and a notebook show of things: readable, and escaped where it comes from files."""
 
+import base64
+import io
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import penstock as ps
 
@@ -42,7 +46,7 @@ SHOWN: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "plan": (lambda: loader().plan, ("batches ", "planned ", "budget ")),
     "joint plan": (lambda: multi().plan, ("planned ", "budget ", EVIL)),
     "forecast": (forecast, ("penstock would hold", "Advice")),
-    "stats": (stats, ("epoch 0: 12 samples", "\n  memory: ", "\n  what holds it up: ")),
+    "stats": (stats, ("epoch 0: 12 samples", "\n  memory: ", "\n  bottleneck: ")),
     "report": (lambda: stats().report, ("checked",)),
     "inspection": (lambda: ps.inspect(dataset()), ("12 rows", "image: uint8 (2, 3)")),
 }
@@ -89,10 +93,37 @@ def test_in_a_terminal(what: str) -> None:
 def test_in_a_notebook(what: str) -> None:
     shown = Tags(SHOWN[what][0]()._repr_html_())
     assert shown.open == []
-    assert set(shown.seen) <= {"table", "thead", "tbody", "tr", "th", "td", "p", "br", "div"}
+    assert set(shown.seen) <= {"table", "thead", "tbody", "tr", "th", "td", "p", "br", "div", "img"}
     assert "table" in shown.seen or what == "report"
     if what in WITH_FIELDS:
         assert EVIL in shown.text, "as text, not as an element"
+
+
+def first_picture(shown: str) -> np.ndarray:
+    found = re.search(r"src='data:image/png;base64,([^']+)'", shown)
+    assert found is not None
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(found[1]))))
+
+
+def test_pictures_are_shown_small() -> None:
+    pictures = np.random.default_rng(0).integers(0, 255, (9, 200, 90, 3), np.uint8)
+    ds = ps.from_arrays(picture=pictures)
+    shown = ds._repr_html_()
+    assert shown.count("<img") == 4
+    assert np.array_equal(first_picture(shown), pictures[0, ::3, ::3])
+    as_floats = ds.cast("picture", "float32", divisor=255).permute("picture", 2, 0, 1)
+    close = first_picture(as_floats._repr_html_()).astype(int) - pictures[0, ::3, ::3]
+    assert abs(close).max() <= 2
+
+
+@pytest.mark.parametrize(
+    "ds",
+    [ps.from_arrays(x=np.zeros((5, 40, 40), np.int16)), ps.from_arrays(x=np.zeros((0, 40, 40, 3), np.uint8)),
+     ps.from_arrays(x=np.zeros((5, 4, 40, 3), np.uint8)), ps.from_arrays(x=np.zeros((2, 4000, 4000, 3), np.uint8))],
+    ids=["whole numbers", "no rows", "too narrow", "too large"],
+)  # fmt: skip
+def test_nothing_else_is_read_to_be_shown(ds: ps.Dataset) -> None:
+    assert "<img" not in ds._repr_html_()
 
 
 @pytest.mark.parametrize("what", ["plan", "joint plan", "forecast", "loader", "multi"])

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal if tqdm is installed, else a line every few seconds."""
+"""Progress: a bar on a terminal (with tqdm) or in a notebook (with ipywidgets too), else a line every few seconds."""
 
 import importlib.util
 import shutil
@@ -16,20 +16,29 @@ LABEL_WIDTH = len("DataLoader, 2 workers")
 
 
 class Bar:
-    """A bar on a terminal if tqdm is installed, else a line every few seconds."""
+    """A bar on a terminal or in a notebook if tqdm is installed, else a line every few seconds."""
 
     def __init__(self, label: str, total: int, unit: str, note: Callable[[], str] = str) -> None:
         self._label, self._total, self._unit, self._note = label, total, unit, note
         self._done, self._began = 0, time.perf_counter()
-        self._bar = self._make_bar() if sys.stderr.isatty() and importlib.util.find_spec("tqdm") else None
+        self._bar = self._make_bar()
         self._next_note = self._began + (LINE_EVERY_S if self._bar is None else 0)
 
     def _make_bar(self) -> Any:
-        from tqdm import tqdm
-
-        columns, lines = shutil.get_terminal_size()  # tqdm shows nothing on a terminal of unknown size
+        """A bar of tqdm's, or None where only lines can be shown."""
+        if importlib.util.find_spec("tqdm") is None:
+            return None
         layout = "{desc} {percentage:3.0f}%|{bar}| {rate_noinv_fmt}{postfix}, {remaining} left"
-        bar = tqdm(total=self._total, unit=f" {self._unit}", bar_format=layout, ncols=columns, nrows=lines)
+        options: dict[str, Any] = {"total": self._total, "unit": f" {self._unit}", "bar_format": layout}
+        if "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None:
+            from tqdm.notebook import tqdm as bar_class
+        elif sys.stderr.isatty():
+            from tqdm import tqdm as bar_class
+
+            options["ncols"], options["nrows"] = shutil.get_terminal_size()  # tqdm shows nothing if it is unknown
+        else:
+            return None
+        bar = bar_class(**options)
         bar.set_description_str(f"{self._label:<{LABEL_WIDTH}}")
         return bar
 

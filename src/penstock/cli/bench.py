@@ -20,7 +20,9 @@ from penstock.base.sizes import format_size
 from penstock.cli.arguments import add_training_arguments, count, count_or_zero, open_dataset
 from penstock.cli.bench_report import ReadMap, mixing, page
 from penstock.cli.contenders import CONTENDERS, Epoch, Job, memory_note, run_epoch
+from penstock.cli.parser import suggestion
 from penstock.errors import ConfigError
+from penstock.loader.plan_text import count as count_of
 from penstock.loader.request import memory_limit, order_of
 from penstock.loader.stats import Stats
 from penstock.testing.measure import MemoryWatch, release_freed_memory
@@ -69,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
     others = [name for name in args.against.split(",") if name]
     for name in others:
         if name not in CONTENDERS:
-            raise ConfigError(f"--against {name}: expected some of {', '.join(CONTENDERS)}, separated by commas")
+            raise ConfigError(
+                f"--against {name}: expected some of {', '.join(CONTENDERS)}, separated by commas"
+                f"{suggestion(name, CONTENDERS)}"
+            )
     ds = open_dataset(args)
     limit, _ = memory_limit(args.memory)
     job = Job(
@@ -175,7 +180,7 @@ def _report(runs: list[Run], stats: Stats, limit: int) -> str:
     lines += [
         "",
         f"penstock: {format_size(stats.planned_bytes)} planned, of a budget of {format_size(limit)}",
-        f"read: {format_size(stats.bytes_read)} by {stats.threads} threads ({stages})",
+        f"read: {format_size(stats.bytes_read)} by {count_of(stats.threads, 'thread')} ({stages})",
         f"at most: {stats.samples_per_s_at_most:,.0f} samples/s if training never waited for data",
         f"         {_reading_alone(stats):,.0f} samples/s if reading never waited for training",
         f"Bottleneck: {stats.bottleneck}.",

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.base.sizes import format_size
 from penstock.loader.order import Order
+from penstock.loader.plan_text import count as count_of
 
 # Points that a chart has room for.
 MOST_READS = 2000
@@ -63,14 +64,14 @@ class ReadMap:
     def as_json(self) -> dict[str, Any]:
         """The files, and for each read: seconds, file number, begin and end as fractions of the file's size."""
         ends: dict[str, int] = {}
-        for _, path, begin, count in self._reads:
-            ends[path] = max(ends.get(path, 0), begin + count)
+        for _, path, begin, length in self._reads:
+            ends[path] = max(ends.get(path, 0), begin + length)
         files = sorted(ends)
         sizes = {path: max(1, ends[path], os.path.getsize(path) if os.path.isfile(path) else 0) for path in files}
         numbers = {path: number for number, path in enumerate(files)}
         reads = [
-            (seconds, numbers[path], begin / sizes[path], (begin + count) / sizes[path])
-            for seconds, path, begin, count in self._reads
+            (seconds, numbers[path], begin / sizes[path], (begin + length) / sizes[path])
+            for seconds, path, begin, length in self._reads
         ]
         return {"files": files, "reads": reads, "one_of": self._every}
 
@@ -103,7 +104,7 @@ def page(numbers: Mapping[str, Any]) -> str:
 <h2>Time of the reading threads</h2>
 {_stages(numbers["stages"])}
 <p>{format_size(numbers["planned_bytes"])} planned of a budget of {format_size(numbers["budget_bytes"])};
-{format_size(numbers["bytes_read"])} read by {numbers["threads"]} threads. At most
+{format_size(numbers["bytes_read"])} read by {count_of(numbers["threads"], "thread")}. At most
 {numbers["samples_per_s_if_never_waiting"]:,.0f} samples/s if training never waited for data, and
 {numbers["samples_per_s_of_reading_alone"]:,.0f} if reading never waited for training.</p>
 </body></html>

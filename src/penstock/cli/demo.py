@@ -16,18 +16,18 @@ import json
 import os
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import penstock as ps
-from penstock.base.machine import held_bytes
 from penstock.base.progress import Progress
 from penstock.base.sizes import MiB, format_size, parse_size
 from penstock.cli.arguments import count
 from penstock.cli.contenders import TrialsByHand, dataloader, memory_note, mindeye_pipeline, run_epoch
+from penstock.cli.demo_report import NEXT, RELEASE, SHARDS, Promise, Result, as_json, draw, table
 from penstock.errors import ConfigError
 from penstock.loader.rivals import counted
 from penstock.nsd import NSD, get_dataloaders
@@ -52,7 +52,6 @@ DEMO_SCALES = {"demo": DEMO, "tiny": SCALES["tiny"]}
 PER_SHARD = 50
 COMPLETE = "demo.txt"  # written last: if it is there, so is everything else
 
-RELEASE, SHARDS = "HDF5, by voxel", "tar shards"
 COLUMNS = ("voxels", "image", "coco", "__index__")
 SHARD_COLUMNS = ("voxels", "images", "coco")
 
@@ -60,7 +59,6 @@ LEARNING_RATE = 1e-3
 EMBEDDING = 64
 GRID = 8  # each picture is averaged over this many cells per side before it is embedded
 SAMPLE_EVERY_S = 0.02
-OURS, THEIRS = "#1f6f8b", "#b8b8b8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=count, default=2, help="run the DataLoader with 0 and with N (%(default)s)")
     parser.add_argument("--folder", help="keep the dataset here and reuse it (default: a temporary folder)")
     parser.add_argument("--out", default="penstock-demo.png", help="the chart to draw (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON, with sizes in bytes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,23 +100,27 @@ def _compare(folder: str, args: argparse.Namespace, limit_bytes: int) -> int:
     voxels = nsd.voxels("nsdgeneral")
     assert voxels is not None
     sizes = read_once(folder)
-    print(
+    course = Course(Learner(len(voxels)), args.batch_size, args.seconds, limit_bytes, quiet=args.json)
+    course.say(
         f"Subject 1: {len(nsd.trials):,} trials in {len(nsd.sessions)} sessions, {len(voxels):,} voxels of "
         f"nsdgeneral.\n"
         f"As released, one time course per chunk: {format_size(sizes['release'])}. As tar shards: "
         f"{format_size(sizes['shards'])}.\n"
     )
-    course = Course(Learner(len(voxels)), args.batch_size, args.seconds, limit_bytes)
     ours, bottleneck, promises = _release(nsd, course)
     results = [ours, *(_by_hand(nsd, course, workers) for workers in (0, args.workers))]
     shards, each_once = _shards(folder, course)
     results += [shards, *_webdataset(folder, course)]
     promises.append(each_once)
-    print("\n" + _table(results, limit_bytes), end="\n\n")
-    print(textwrap.fill(f"penstock's bottleneck on the release: {bottleneck}.", 100), end="\n\n")
-    for promise in promises:
-        print(f"[{'ok' if promise.kept else 'BROKEN'}] {promise.text}")
-    print(draw(results, limit_bytes, args.out))
+    drawn = draw(results, limit_bytes, args.out)
+    if args.json:
+        print(json.dumps(as_json(results, promises, limit_bytes, bottleneck), indent=2))
+    else:
+        print("\n" + table(results, limit_bytes), end="\n\n")
+        print(textwrap.fill(f"penstock's bottleneck on the release: {bottleneck}.", 100), end="\n\n")
+        for promise in promises:
+            print(f"[{'ok' if promise.kept else 'BROKEN'}] {promise.text}")
+        print(f"{drawn}\n\n{NEXT}")
     return 0 if all(promise.kept for promise in promises) else 1
 
 
@@ -197,22 +200,6 @@ class Learner:
 
 
 @dataclass(frozen=True)
-class Result:
-    """One loader's result."""
-
-    source: str
-    loader: str
-    samples_per_s: float
-    peak_bytes: int
-    pictures: list[int]
-    """The picture of each sample of the first epoch, in order."""
-
-    @property
-    def is_ours(self) -> bool:
-        return self.loader.startswith("penstock")
-
-
-@dataclass(frozen=True)
 class Course:
     """The work of every loader: feed the model for two epochs, or until the time limit of each."""
 
@@ -220,6 +207,13 @@ class Course:
     batch_size: int
     seconds: float
     limit_bytes: int
+    quiet: bool = False
+    """Whether nothing but the results is printed."""
+
+    def say(self, text: str) -> None:
+        """Print, unless quiet."""
+        if not self.quiet:
+            print(text, flush=True)
 
     def watch(self) -> MemoryWatch:
         """Count memory from now on; to be called before a loader is made."""
@@ -244,14 +238,6 @@ class Course:
         return Result(source, name, timed.samples_per_s, watch.peak_bytes, pictures[: warm.samples])
 
 
-@dataclass(frozen=True)
-class Promise:
-    """Something that penstock promises, and whether it was kept."""
-
-    kept: bool
-    text: str
-
-
 def _release(nsd: NSD, course: Course) -> tuple[Result, str, list[Promise]]:
     watch = course.watch()
     ds = nsd.dataset(roi="nsdgeneral")
@@ -260,8 +246,8 @@ def _release(nsd: NSD, course: Course) -> tuple[Result, str, list[Promise]]:
         return ds.loader(course.batch_size, shuffle=True, seed=0, memory=course.limit_bytes, columns=COLUMNS)
 
     with make() as loader:
-        print(f"What penstock will hold, decided before it reads:\n{loader.plan}\n")
-        print(f"Training from each in turn, for up to {course.seconds:g} s twice:", flush=True)
+        course.say(f"What penstock will hold, decided before it reads:\n{loader.plan}\n")
+        course.say(f"Training with each loader in turn, for up to {course.seconds:g} s twice:")
         result = course.take(RELEASE, "penstock", loader, len(nsd.trials), watch)
         bottleneck = loader.stats().bottleneck
         expected = ds.trials["stim_id"].tolist()
@@ -322,49 +308,3 @@ def _webdataset(folder: str, course: Course) -> Iterator[Result]:
     watch = course.watch()
     loader = mindeye_pipeline(found.train, SHARD_COLUMNS, course.batch_size, batches)
     yield course.take(SHARDS, "WebDataset, 1 worker", loader, batches * course.batch_size, watch)
-
-
-# The report.
-
-
-def _table(results: list[Result], limit_bytes: int) -> str:
-    rows = [("", "", "samples/s", "peak memory", f"within {format_size(limit_bytes)}?")]
-    for result in results:
-        within = "yes" if result.peak_bytes <= limit_bytes else "no"
-        memory = (format_size(result.peak_bytes), within) if held_bytes() else ("unknown", "unknown here")
-        rate = f"{result.samples_per_s:,.0f}" if result.samples_per_s >= 20 else f"{result.samples_per_s:.1f}"
-        rows.append((result.source, result.loader, rate, *memory))
-    wide = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = [f"{s:<{wide[0]}}  {n:<{wide[1]}}  {rate:>9}  {peak:>11}  {within}" for s, n, rate, peak, within in rows]
-    for source in (RELEASE, SHARDS):
-        here = [result for result in results if result.source == source]
-        others = [result.samples_per_s for result in here if not result.is_ours]
-        if others:
-            lines.append(f"{source}: penstock is {here[0].samples_per_s / max(others):,.1f} times as fast")
-    return "\n".join(lines)
-
-
-def draw(results: Sequence[Result], limit_bytes: int, path: str) -> str:
-    """Draw rate and memory of each loader as a PNG; returns what to print about it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return 'no chart drawn: that needs matplotlib, pip install "penstock[plot]"'
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 0.5 * len(results) + 1.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    rate, memory = figure.subplots(1, 2, sharey=True)
-    labels = [f"{result.source}\n{result.loader}" for result in results]
-    colours = [OURS if result.is_ours else THEIRS for result in results]
-    rates = rate.barh(labels, [result.samples_per_s for result in results], color=colours)
-    rate.bar_label(rates, [f" {result.samples_per_s:,.0f}" for result in results])
-    rate.set(xscale="log", xlabel="samples per second (log scale)")
-    rate.margins(x=0.2)
-    held = memory.barh(labels, [result.peak_bytes / MiB for result in results], color=colours)
-    memory.bar_label(held, [f" {format_size(result.peak_bytes)}" for result in results])
-    memory.axvline(limit_bytes / MiB, color="#c0392b", linestyle="--")
-    memory.set(xlabel=f"peak memory in MiB (dashed: the budget of {format_size(limit_bytes)})")
-    memory.margins(x=0.2)
-    rate.invert_yaxis()
-    figure.savefig(path, dpi=120)
-    return f"drawn: {path}"

@@ -24,6 +24,7 @@ from penstock.dataset.normalize import Normalized
 from penstock.dataset.rewrite import cast_fields, choose_fields, normalize_field, permute_fields, select_part
 from penstock.dataset.second_pass import Padded, Permuted
 from penstock.dataset.store import Store, StoreBase, as_base
+from penstock.dataset.thumbnails import thumbnails
 from penstock.errors import (
     ConfigError,
     DataError,
@@ -293,7 +294,7 @@ class Dataset:
 
     def _repr_html_(self) -> str:
         lost = "\n".join(self._describe_left_out())
-        text = html.paragraph(self._summary()) + html.field_table(self.fields)
+        text = html.paragraph(self._summary()) + html.field_table(self.fields) + thumbnails(self)
         return text + (html.paragraph(lost) if lost else "")
 
     def _summary(self) -> str:

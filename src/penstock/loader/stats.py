@@ -250,8 +250,8 @@ class Stats:
         return [
             (f"epoch {self.epoch}", f"{self.samples:,} samples in {self.seconds:.2f} s, {rate}"),
             ("memory", f"{reserved}, the process grew by {format_size(self.peak_bytes)}"),
-            ("what holds it up", self.bottleneck),
-            *(("not as it should be", text) for text in self._lost()),
+            ("bottleneck", self.bottleneck),
+            *(("problem", text) for text in self._lost()),
         ]
 
     def _lost(self) -> list[str]:
