@@ -1,4 +1,4 @@
-"""Imports go downwards, and each outside library has one door.
+"""Imports go downwards, each outside library has one door, and modules, classes and calls stay small.
 
 Read from the source with ``ast``: nothing is imported, so what is not installed does not matter. Imports inside
 functions count; those for type checkers do not.
@@ -248,6 +248,51 @@ def test_only_files_opens_data_files():
     assert not found, "\n".join(found)
 
 
+# Sizes.
+
+MOST_LINES, MOST_METHODS, MOST_POSITIONAL = 400, 20, 5
+# The user's view of a store: each method is a verb of the public interface.
+MAY_BE_LARGE = {"Dataset"}
+
+
+def lines(name):
+    return len(MODULES[name].read_text().splitlines())
+
+
+def classes(names):
+    return [(name, node) for name in names for node in nodes(TREES[name]) if isinstance(node, ast.ClassDef)]
+
+
+def large_classes(names):
+    """By the public methods that a class itself defines."""
+    for name, node in classes(names):
+        methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef) and each.name[0] != "_"}
+        if len(methods) > MOST_METHODS and node.name not in MAY_BE_LARGE:
+            yield f"{name}: {node.name} has {len(methods)} public methods"
+
+
+def long_calls(names):
+    """Calls of our own classes, also by a subclass, with many arguments by position."""
+    ours = {node.name for _, node in classes(MODULES)} | {"cls", "type(self)", "super().__init__"}
+    for name in names:
+        for call in (node for node in nodes(TREES[name]) if isinstance(node, ast.Call)):
+            called = ast.unparse(call.func)
+            if {called, called.split(".")[-1]} & ours and len(call.args) > MOST_POSITIONAL:
+                yield f"{name}:{call.lineno}: {called} gets {len(call.args)} arguments by position"
+
+
+def test_no_module_is_long():
+    assert [f"{name}: {lines(name)}" for name in MODULES if lines(name) > MOST_LINES] == []
+
+
+def test_no_class_has_many_public_methods():
+    assert list(large_classes(MODULES)) == []
+
+
+def test_constructors_get_few_arguments_by_position():
+    assert list(long_calls(MODULES)) == []
+
+
 # The reading of sources above, tried on a source that breaks every rule.
 
 
@@ -296,3 +341,11 @@ def later():
         test_nobody_runs_what_is_read()
     with pytest.raises(AssertionError, match=r"base\.sizes imports subprocess"):
         test_nobody_unpickles_or_starts_processes()
+
+
+def test_sizes_are_seen(monkeypatch):
+    methods = "\n".join(f"    def method{number}(self): ..." for number in range(21))
+    source = f"class Large:\n{methods}\n\nLarge(1, 2, 3, 4, 5, 6)\nLarge(1, 2, 3, 4, 5, last=6)\n"
+    monkeypatch.setitem(TREES, "base.sizes", ast.parse(source))
+    assert list(large_classes(["base.sizes"])) == ["base.sizes: Large has 21 public methods"]
+    assert list(long_calls(["base.sizes"])) == ["base.sizes:24: Large gets 6 arguments by position"]
