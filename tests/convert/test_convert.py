@@ -10,6 +10,7 @@ import zarr
 from tests.convert.sources import read_back, tree, trial_major, voxel_major
 
 import penstock as ps
+from penstock.errors import ConfigError
 
 FORMATS = {
     "zarr": ("out.zarr", {}),
@@ -159,3 +160,33 @@ def test_the_function_wins_over_its_package():
 
     assert callable(ps.convert)
     assert ps.convert.__module__ == "penstock.conversion.convert"
+
+
+def test_the_layout_that_the_plan_advises(tmp_path):
+    expected = voxel_major(tmp_path / "in.h5", voxels=30_000, trials=60)
+    ds, told = ps.open(tmp_path / "in.h5", row_axis=1), []
+    planned = ps.convert(ds, tmp_path / "out", like="plan", dry_run=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "in.h5"]
+    done = ps.convert(ds, tmp_path / "out", like="plan", announce=told.append)
+    assert "on disk" in told[0]
+    assert planned.plan == done.plan
+    np.testing.assert_array_equal(read_back(tmp_path / "out.zarr"), expected)
+    found = ps.open(tmp_path / "out.zarr")
+    assert "Keep the files as they are" in ps.plan(found, batch_size=8, measure=0).advice[0]
+    written = sum(path.stat().st_size for path in (tmp_path / "out.zarr").rglob("*") if path.is_file())
+    assert 0.7 * written < done.expected.bytes < 1.5 * written
+    with pytest.raises(ConfigError, match="keep these files as they are"):
+        ps.convert(found, tmp_path / "again", like="plan")
+
+
+def test_small_rows_are_advised_to_lie_one_after_another(tmp_path):
+    trial_major(tmp_path / "in.h5", shape=(9,), chunks=(10, 9))
+    done = ps.convert(ps.open(tmp_path / "in.h5"), tmp_path / "out", like="plan")
+    assert done.path.endswith("out.h5")
+    assert "Keep the files" in ps.plan(done.path, batch_size=8, measure=0).advice[0]
+
+
+def test_chunks_of_all_fields_hold_as_many_rows(tmp_path):
+    ps.convert(ps.from_arrays(x=np.zeros((500, 5000)), label=np.arange(500)), tmp_path / "out.zarr")
+    group = zarr.open_group(str(tmp_path / "out.zarr"), mode="r")
+    assert group["x"].chunks[0] == group["label"].chunks[0] < 100

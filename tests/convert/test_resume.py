@@ -104,9 +104,9 @@ def test_interrupted_while_names_are_given(tmp_path, goal, moment, monkeypatch):
         raise Interrupted
 
     where = {
-        "put in place": "penstock.conversion.convert._Run._put_in_place",
-        "manifest": "penstock.conversion.convert.manifests.write",
-        "provenance": "penstock.conversion.convert._Run._write_provenance",
+        "put in place": "penstock.conversion.attempt.Attempt._put_in_place",
+        "manifest": "penstock.conversion.attempt.manifests.write",
+        "provenance": "penstock.conversion.attempt.Attempt._write_provenance",
         "remove": "penstock.conversion.work.Work.remove",
     }[moment]
     ds = ps.from_arrays(x=np.arange(500.0).reshape(50, 10))

@@ -2,15 +2,16 @@
 
 import argparse
 import json
+import sys
 from typing import Any
 
 import penstock
-from penstock.base.machine import held_bytes
 from penstock.base.progress import Progress
 from penstock.base.sizes import format_size
 from penstock.base.spec import row_bytes
 from penstock.cli.arguments import count, masked
 from penstock.errors import ConfigError
+from penstock.testing.measure import tree_bytes
 
 EXAMPLES = """examples:
   penstock convert "betas_session*.hdf5" betas.zarr --memory 512MiB
@@ -24,6 +25,9 @@ EXAMPLES = """examples:
 
   penstock convert pictures.h5 "train-%06d.tar" --shuffle 0
       tar shards in shuffled order
+
+  penstock convert "betas_session*.hdf5" betas --like plan
+      the layout that `penstock plan` advises; says first how long it takes and how large it becomes
 
   penstock convert betas.hdf5 betas.zarr --part 3/40
   penstock convert betas.hdf5 betas.zarr
@@ -52,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard-bytes", default="256MiB", metavar="SIZE", help="of shards, about (%(default)s)")
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="write rows in an order shuffled by this number")
     parser.add_argument("--workers", type=count, metavar="N", help="processes; by default one per core if they fit")
+    parser.add_argument(
+        "--like", choices=["plan"], help="the layout that `penstock plan` advises; says how long and how large first"
+    )
     parser.add_argument("--part", type=_part, metavar="K/N", help="only the K-th of N parts, for array jobs")
     parser.add_argument("--finish", action="store_true", help="only finish what parts have done")
     parser.add_argument("--no-verify", action="store_true", help="do not read again what was written")
@@ -70,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     ds = penstock.open(args.path[0] if len(args.path) == 1 else args.path, args.fields, row_axis=args.row_axis)
     ds = ds if args.mask is None else masked(ds, args.mask)
     total = len(ds) * row_bytes(ds.fields)
-    with Progress("converting", total, "bytes", lambda: format_size(held_bytes())) as bar:
+    with Progress("converting", total, "bytes", lambda: f"{format_size(tree_bytes())} held") as bar:
         said = 0
 
         def progress(done: int, _: int) -> None:
@@ -80,18 +87,25 @@ def run(args: argparse.Namespace) -> int:
 
         done = penstock.convert(ds, args.to, progress=progress, **_options(args))
     if args.dry_run:
-        print(json.dumps(done.plan.as_json(), indent=2) if args.json else done.plan)
+        told = done.plan.as_json() | ({} if done.expected is None else {"expected": done.expected.as_json()})
+        print(json.dumps(told, indent=2) if args.json else done.plan)
     else:
         print(json.dumps(done.as_json(), indent=2) if args.json else done)
     return 0
 
 
+def announce(text: str) -> None:
+    """What will be done, on stderr: stdout is for the result."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     return {
-        "memory": args.memory, "compression": args.compression, "rows_per_chunk": args.rows_per_chunk,
-        "shard_bytes": args.shard_bytes, "shuffle": args.shuffle, "workers": args.workers, "part": args.part,
-        "only_finish": args.finish, "verify": not args.no_verify, "overwrite": args.overwrite,
-        "restart": args.restart, "dry_run": args.dry_run,
+        "memory": args.memory, "like": args.like, "announce": announce, "compression": args.compression,
+        "rows_per_chunk": args.rows_per_chunk, "shard_bytes": args.shard_bytes, "shuffle": args.shuffle,
+        "workers": args.workers, "part": args.part, "only_finish": args.finish, "verify": not args.no_verify,
+        "overwrite": args.overwrite, "restart": args.restart, "dry_run": args.dry_run,
     }  # fmt: skip
 
 

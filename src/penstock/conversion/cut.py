@@ -95,7 +95,9 @@ class Wanted:
     source_chunk: tuple[int, ...]
     """The part of a row that a chunk of the source holds; empty where there are none."""
     chunk_rows: int | None
-    """As the caller wants it; None for as many as make 1 MiB."""
+    """As the caller wants it; None for as many as make 1 MiB of the largest field."""
+    largest_row_bytes: int = 0
+    """Of the fields that are written together: samples of all are then in chunks of as many rows. 0: of this one."""
     shard_bytes: int
     least_read_bytes: int = LEAST_READ_BYTES
     least_run_bytes: int = 0
@@ -164,7 +166,7 @@ def boxes(shape: tuple[int, ...], chunk: tuple[int, ...]) -> Iterator[tuple[int,
 
 
 def _with_box(wanted: Wanted, box: tuple[int, ...], room_bytes: int, overhead: Overhead) -> Cut:
-    row_bytes = max(1, prod(wanted.shape) * wanted.dtype.itemsize)
+    row_bytes = max(1, wanted.largest_row_bytes, prod(wanted.shape) * wanted.dtype.itemsize)
     box_bytes = max(1, prod(box) * wanted.dtype.itemsize)
     chunk_rows = wanted.chunk_rows or max(1, min(CHUNK_BYTES, wanted.shard_bytes) // row_bytes)
     chunk_rows = min(chunk_rows, wanted.rows)

@@ -256,6 +256,7 @@ def _cut_array(ds: Dataset, name: str, options: Options, room: int) -> Cut:
         rows=len(ds), shape=spec.shape, dtype=spec.dtype, block_rows=block_rows(store), source_chunk=chunk_of(store),
         chunk_rows=options.rows_per_chunk if packs else 1, shard_bytes=options.shard_bytes,
         least_run_bytes=0 if packs else LEAST_RUN_BYTES,
+        largest_row_bytes=max(each.row_bytes for each in ds.fields.values()),
     )  # fmt: skip
 
     def overhead(box: tuple[int, ...], read_rows: int, chunk_rows: int) -> int:

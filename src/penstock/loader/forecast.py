@@ -284,7 +284,10 @@ def _advice(
     if remedy and made.shuffle_quality is not None and made.shuffle_quality < GOOD_QUALITY:
         stored = sum(path.stored_bytes for path in paths)
         took = f"about {format_seconds(whole_seconds)}" if whole_seconds else "some time"
-        said.append(f"Rewriting takes {took} to read, and what writing {format_size(stored)} takes; once")
+        said.append(
+            f"penstock convert OLD NEW --like plan makes such a copy, once: {took} to read, and what writing "
+            f"{format_size(stored)} takes"
+        )
     if made.planned_bytes < ample_bytes > made.limit_bytes:
         said.append(
             f"A budget of {format_size(ample_bytes)} would let reading run as far ahead as helps: here it has "
