@@ -85,7 +85,7 @@ MAY_OPEN = {
     # Files that the same program wrote a moment ago.
     ("cli.main", "os.open"),
     ("cli.demo", "open"),
-    *((f"conversion.{name}", "open") for name in ("convert", "encode", "hdf5", "rows", "work")),
+    *((f"conversion.{name}", "open") for name in ("attempt", "encode", "hdf5", "rows", "work")),
     ("nsd.prepare", "np.load"),
     # Streams in order, without positions.
     ("webdataset.shards", "open"),

@@ -1,8 +1,8 @@
 """Interrupted at any moment and started again: only what is missing is done, and the bytes are the same."""
 
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +13,7 @@ import pytest
 from tests.convert.sources import read_back, tree, voxel_major
 
 import penstock as ps
+from penstock.base.machine import children
 from penstock.conversion import tasks
 from penstock.errors import ConvertFailed
 
@@ -22,10 +23,13 @@ GOALS = {
 }  # fmt: skip
 
 CHILD = """
-import sys, penstock as ps
-source, goal, memory, compression = sys.argv[1:]
-print("begun", flush=True)
-ps.convert(ps.open(source, row_axis=1), goal, memory=memory, compression=compression or None, executor="serial")
+import json, sys
+import penstock as ps
+
+if __name__ == "__main__":
+    source, goal, options = sys.argv[1:]
+    print("begun", flush=True)
+    ps.convert(ps.open(source, row_axis=1), goal, **json.loads(options))
 """
 
 
@@ -74,27 +78,74 @@ def test_what_is_done_is_not_done_again_and_bytes_are_the_same(tmp_path, source,
     np.testing.assert_array_equal(read_back(tmp_path / goal), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", GOALS)
-def test_killed_at_random_moments(tmp_path, source, kind, any_seed):
-    ds, _ = source
-    goal, options = GOALS[kind]
+KILLED = {
+    **{kind: (goal, {**options, "executor": "serial"}) for kind, (goal, options) in GOALS.items()},
+    "tar": ("out-%02d.tar", {"memory": "100MiB", "shard_bytes": "1MiB", "executor": "serial"}),
+    "parquet": ("out-%02d.parquet", {"memory": "400MiB", "shard_bytes": "2MiB", "executor": "serial"}),
+    "zarr, processes": ("out.zarr", {"memory": "400MiB", "shard_bytes": "1MiB", "workers": 2}),
+}  # fmt: skip
+KILLS = 2
+
+
+def kill_at_random_moments(folder, kind, seed):
+    """Convert undisturbed; then again with kills, each at a moment of its own; both must leave the same files."""
+    goal, options = KILLED[kind]
+    for name in ("one", "two"):
+        (folder / name).mkdir()
     began = time.perf_counter()
-    ps.convert(ds, tmp_path / goal, executor="serial", **options)
+    assert wait_for(convert_child(folder, folder / "one" / goal, options)) == 0
     seconds = time.perf_counter() - began
-    undisturbed = outputs(tmp_path)
-    (tmp_path / "again").mkdir()
-    rng = np.random.default_rng(any_seed)
-    call = [tmp_path / "in.h5", tmp_path / "again" / goal, options["memory"], options.get("compression", "")]
-    for _ in range(3):
-        child = subprocess.Popen([sys.executable, "-c", CHILD, *map(str, call)], stdout=subprocess.PIPE)
+    rng = np.random.default_rng([seed, *kind.encode()])
+    for _ in range(KILLS):
+        child = convert_child(folder, folder / "two" / goal, options)
         child.stdout.readline()
         time.sleep(rng.uniform(0, seconds))  # the moment is what is tried
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-    ps.convert(ds, tmp_path / "again" / goal, executor="serial", **options)
-    assert tree(tmp_path / "again") == {name: data for name, data in undisturbed.items() if "again" not in name}
+        workers = children(child.pid)
+        child.kill()
+        wait_for(child)
+        wait_until_gone(workers)
+    assert wait_for(convert_child(folder, folder / "two" / goal, options)) == 0
+    assert tree(folder / "two") == tree(folder / "one")
+    assert set(os.listdir(folder / "two")) == set(os.listdir(folder / "one"))
+
+
+def convert_child(folder, goal, options):
+    call = [sys.executable, "-c", CHILD, str(folder / "in.h5"), str(goal), json.dumps(options)]
+    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def wait_for(child):
+    child.communicate()
+    return child.returncode
+
+
+def wait_until_gone(processes):
+    """Workers end with the process that started them."""
+    for _ in range(1000):
+        if not any(is_running(pid) for pid in processes):
+            return
+        time.sleep(0.01)
+    raise AssertionError("a worker outlived the process that started it")
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KILLED)
+def test_killed_at_random_moments(tmp_path, source, kind, any_seed):
+    kill_at_random_moments(tmp_path, kind, any_seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KILLED)
+def test_killed_at_many_random_moments(tmp_path, source, kind, any_seed):
+    kill_at_random_moments(tmp_path, kind, 1000 + any_seed)
 
 
 @pytest.mark.parametrize("moment", ["put in place", "manifest", "provenance", "remove"])

@@ -5,9 +5,12 @@ costs its task, which is begun again: tasks only ever replace what they wrote th
 """
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -108,7 +111,16 @@ _kept: list[Job] = []
 def _keep(job: Job) -> None:
     """In each process, once: the job is sent once and not with every task."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the process that asked
+    threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
     _kept[:] = [job]
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, however: it would wait for tasks for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _run_kept(task: Task) -> Done:
