@@ -15,7 +15,7 @@ import pytest
 
 import penstock as ps
 from penstock.base import counters
-from penstock.cli.bench_report import ReadMap, mixing, page
+from penstock.cli.bench_report import ReadMap, mixing, page, ticks
 from penstock.cli.main import main
 from penstock.loader.order import InOrder, Shuffled
 
@@ -230,3 +230,12 @@ def test_mistakes(arguments: list[str], told: str, session: str, capsys: pytest.
     assert told in err
     assert out == ""
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("end", [1e-9, 0.013, 0.2, 0.9, 1, 2.5, 9.99, 10, 64, 1080, 5.5e5])
+def test_ticks_of_an_axis_are_round_and_differ(end):
+    found = ticks(end)
+    assert found[0] == 0
+    assert found[-1] <= end * (1 + 1e-6)
+    assert 3 <= len(found) <= 6
+    assert len({f"{at:g}" for at in found}) == len(found)

@@ -77,6 +77,16 @@ def test_bench(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found.keys() == documented("`bench`")
 
 
+def test_nsd_synthesize_and_prepare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = str(tmp_path / "nsd")
+    made = told(capsys, "nsd", "synthesize", root, "--json")
+    assert made.keys() == documented("`nsd synthesize`")
+    for before in (False, True):
+        prepared = told(capsys, "nsd", "prepare", root, "--json")
+        assert prepared.keys() == documented("`nsd prepare`")
+        assert prepared["complete_before"] is before
+
+
 def test_nsd_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     synthesize(str(tmp_path / "nsd"), "tiny")
     found = told(capsys, "nsd", "show", str(tmp_path / "nsd"), "--json")

@@ -1,5 +1,6 @@
 """The command line: what it prints, what it leaves behind, and how it fails."""
 
+import json
 import os
 import re
 import subprocess
@@ -46,6 +47,7 @@ def test_demo_trains_compares_draws_and_leaves_nothing_else(tmp_path, monkeypatc
     assert "[ok] each of 20 pictures came exactly once in an epoch of the shards" in out
     assert re.search(r"^penstock: 100%, [\d,]+ samples/s, mem \d+/256 MiB", err, re.MULTILINE)
     assert "\r" not in err
+    assert "What to do next" in out
     assert os.listdir(tmp_path) == ["drawn.png"]
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
@@ -54,9 +56,14 @@ def test_demo_trains_compares_draws_and_leaves_nothing_else(tmp_path, monkeypatc
 @loaders_may_warn
 def test_demo_uses_a_folder_again(dataset, tmp_path, capsys):
     before = {str(file): file.stat().st_mtime_ns for file in dataset.rglob("*") if file.is_file()}
-    assert main(["demo", *TINY, "--folder", str(dataset), "--out", str(tmp_path / "drawn.png")]) == 0
+    assert main(["demo", *TINY, "--folder", str(dataset), "--out", str(tmp_path / "drawn.png"), "--json"]) == 0
     assert {str(file): file.stat().st_mtime_ns for file in dataset.rglob("*") if file.is_file()} == before
-    assert "making" not in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "making" not in err
+    found = json.loads(out)
+    assert found.keys() == {"budget_bytes", "bottleneck", "runs", "promises"}
+    assert [run["loader"] for run in found["runs"]][:2] == ["penstock", "NSDDataset, 0 workers"]
+    assert all(promise["kept"] for promise in found["promises"])
 
 
 def test_demo_refuses_a_dataset_of_another_size(dataset, capsys):

@@ -3,6 +3,7 @@
 The charts of reads and of the shuffle show a sample of them, collected here as well.
 """
 
+import math
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.base.sizes import format_size
+from penstock.base.sizes import KiB, MiB, format_size
 from penstock.loader.order import Order
 from penstock.loader.plan_text import count as count_of
 
@@ -23,6 +24,7 @@ MOST_SAMPLES = 1500
 WIDE, HIGH = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 96, 10, 14, 34
 COLOURS = 4  # c0 to c3 in the style
+UNITS = ((1024 * MiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"), (1, "B"))
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --paper: #ffffff; --faint: #8894a0; --line: #d8dee4;
@@ -230,18 +232,26 @@ def _mixing(mixed: Mapping[str, Any]) -> str:
 
 
 def _times(y: float, end: float) -> str:
-    places = [(LEFT + (WIDE - LEFT - RIGHT) * share, share * end) for share in (0, 0.25, 0.5, 0.75, 1)]
+    """Seconds below a chart."""
     return "".join(
-        f'<text x="{x:.1f}" y="{y + 22:.1f}" text-anchor="{anchor}">{seconds:.1f} s</text>'
-        for (x, seconds), anchor in zip(places, ("start", "middle", "middle", "middle", "end"), strict=True)
+        f'<text x="{LEFT + (WIDE - LEFT - RIGHT) * at / end:.1f}" y="{y + 22:.1f}" text-anchor="middle">{at:g} s</text>'
+        for at in ticks(end)
     )
 
 
 def _axis(place: Any, end: float, top: float) -> str:
     """Horizontal lines with their sizes, and seconds below."""
     lines = []
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        x, y = place(0, share * top)
+    unit, name = next((size, name) for size, name in UNITS if top >= size or size == 1)
+    for at in ticks(top / unit):
+        x, y = place(0, at * unit)
         lines.append(f'<line x1="{x}" x2="{WIDE - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
-        lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{format_size(share * top)}</text>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{at:g} {name}</text>')
     return "".join(lines) + _times(HIGH - BOTTOM, end)
+
+
+def ticks(end: float) -> list[float]:
+    """Two to six round numbers from 0 to ``end``."""
+    power = 10.0 ** math.floor(math.log10(end))
+    step = next(power * factor for factor in (0.2, 0.5, 1, 2) if end / (power * factor) <= 5.5)
+    return [float(f"{number * step:.6g}") for number in range(math.floor(end / step + 1e-9) + 1)]

@@ -82,7 +82,7 @@ def draw(results: Sequence[Result], limit_bytes: int, path: str) -> str:
     held = memory.barh(labels, [result.peak_bytes / MiB for result in results], color=colours)
     memory.bar_label(held, [f" {format_size(result.peak_bytes)}" for result in results])
     memory.axvline(limit_bytes / MiB, color=LIMIT, linestyle="--")
-    memory.set(xlabel=f"peak memory in MiB (shorter is better; dashed: the budget, {format_size(limit_bytes)})")
+    memory.set(xlabel=f"peak memory in MiB (dashed: the budget of {format_size(limit_bytes)})")
     for axes in (rate, memory):
         axes.margins(x=0.2)
         axes.spines[["top", "right"]].set_visible(False)

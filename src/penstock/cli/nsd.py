@@ -99,6 +99,7 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sessions", type=int, nargs="+", metavar="N", help="these sessions only")
     parser.add_argument("--memory", default="256MiB", help="most memory to hold (%(default)s)")
     parser.add_argument("--folder", help="where the copies go (default: the folder penstock in the root)")
+    parser.add_argument("--json", action="store_true", help="print the same as JSON")
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -121,7 +122,11 @@ def _prepare(args: argparse.Namespace) -> int:
     finally:
         for each in bar:
             each.__exit__()
-    print(f"{folder}: {'complete' if bar else 'was complete already'}; datasets of these voxels use it from now on")
+    if args.json:
+        print(json.dumps({"folder": str(folder), "complete_before": not bar}, indent=2))
+    else:
+        state = "complete" if bar else "was complete already"
+        print(f"{folder}: {state}; datasets of these voxels use it from now on")
     return 0
 
 
@@ -137,7 +142,8 @@ def _synthesize_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-stimuli", action="store_true", help="leave out nsd_stimuli.hdf5")
     parser.add_argument("--shards", action="store_true", help="write MindEye's tar shards of subject 1")
     parser.add_argument("--mindeye2", action="store_true", help="write MindEye2's betas and behaviour of subject 1")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="decides all values (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the same as JSON")
 
 
 def _synthesize(args: argparse.Namespace) -> int:
@@ -152,6 +158,9 @@ def _synthesize(args: argparse.Namespace) -> int:
             if wanted:
                 write(args.root)
                 progress.add(1)
+    if args.json:
+        print(json.dumps({"root": str(args.root), "subjects": experiment.scale.sessions}, indent=2))
+        return 0
     subjects_text = ", ".join(
         f"{number} ({count} sessions)" for number, count in sorted(experiment.scale.sessions.items())
     )

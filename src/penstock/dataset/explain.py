@@ -157,17 +157,17 @@ def advice(paths: Sequence[ReadPath], *, in_blocks: bool, window_rows: int, qual
     worst = max(paths, key=lambda path: path.amplification, default=None)
     if worst is None or worst.block_rows < 2:
         return []
-    stored = f"{worst.field!r} is stored {worst.block_rows:,} rows per chunk"
-    times = f"{worst.amplification:,.0f} x what is delivered"
+    stored = f"{worst.field!r} is stored in chunks of {worst.block_rows:,} rows"
+    times = f"{worst.amplification:,.0f} x the bytes that are delivered"
     if not in_blocks:
         again = f"{stored}: this order decodes each chunk again for every row of it, {times}"
         return [f"{again}. shuffle=True reads each chunk once"]
-    naive = f"{stored}: rows read one by one would decode {times}"
-    lines = [f"{naive}. Here each chunk is decoded once an epoch, its rows mixed with those of {window_rows:,}"]
+    naive = f"{stored}: reading row by row would decode {times}"
+    lines = [f"{naive}. Here each chunk is decoded once per epoch, and rows are mixed in windows of {window_rows:,}"]
     if quality is not None and quality < GOOD_QUALITY:
-        remedy = worst.remedy or "a copy with one row a chunk"
+        remedy = worst.remedy or "a copy with one row per chunk"
         lines.append(
-            f"The shuffle quality is {quality:.2f} (1.0 is uniform). A larger window= raises it, and takes memory. "
-            f"{remedy} would make it 1.0, with each row read by itself; that pays where samples must be well mixed"
+            f"The shuffle quality is {quality:.2f} (1.0 is uniform). A larger window= raises it, and needs more "
+            f"memory. {remedy} would make it 1.0, because each row could then be read by itself"
         )
     return lines

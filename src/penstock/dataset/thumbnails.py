@@ -28,8 +28,8 @@ def thumbnails(ds: "Dataset") -> str:
         return ""
     try:
         one = ds.only(name)
-        costly = one.delivered.blocks is not None or row_bytes(one.fields) + one.delivered.scratch_bytes(1) > CHEAP_BYTES
-        if costly or is_remote(one.origin(0).url):
+        row_costs = row_bytes(one.fields) + one.delivered.scratch_bytes(1)
+        if one.delivered.blocks is not None or row_costs > CHEAP_BYTES or is_remote(one.origin(0).url):
             return ""
         samples = one[: min(SHOWN, len(one))][name]
     except PenstockError:  # whoever reads these samples will be told
