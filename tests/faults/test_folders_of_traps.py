@@ -53,7 +53,11 @@ def test_pipes_sockets_and_devices_are_not_opened(photos):
     os.mkfifo(photos / "ant" / "pipe.png")
     with socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(photos / "bee" / "s.png"))
-        assert seen(ps.open(photos)) == list(range(6))
+        with pytest.raises(Unsafe, match=r"pipe\.png: a pipe, socket or device"):
+            ps.open(photos)
+        ds = ps.open(photos, on_error="skip")
+        assert seen(ds) == list(range(6))
+        assert [str(each).partition(":")[0][-8:] for each in ds.left_out] == ["pipe.png", "ee/s.png"]
     with pytest.raises(ConfigError, match=r"pipe\.png: expected a file or a folder"):
         ps.open(photos / "ant" / "pipe.png")
 

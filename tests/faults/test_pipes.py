@@ -12,7 +12,7 @@ import zarr
 
 import penstock as ps
 import penstock.webdataset as wds
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import Missing, PenstockError, Unavailable
 
 VALUES = np.arange(1, 13, dtype="i4").reshape(6, 2)
 
@@ -237,3 +237,17 @@ def test_an_array_of_a_group_that_is_a_link_to_nowhere(tmp_path: Path) -> None:
     (tmp_path / "a.zarr/z").symlink_to("nowhere")
     with pytest.raises(Unavailable, match="link to nowhere"):
         ps.open(tmp_path / "a.zarr")
+
+
+@pytest.mark.case(46)
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("ending", ["npy", "zarr"])
+def test_what_a_pattern_matches_is_not_passed_over(tmp_path: Path, odd: Callable[[Path], None], ending: str) -> None:
+    np.save(tmp_path / "1.npy", VALUES)
+    zarr_3(tmp_path / "1.zarr")
+    odd(tmp_path / f"2.{ending}")
+    (tmp_path / "3").mkdir()
+    with pytest.raises(Missing, match=rf"2\.{ending}: "):
+        ps.open(tmp_path / f"*.{ending}")
+    ds = ps.open(tmp_path / f"*.{ending}", on_error="skip")
+    assert (len(ds), [type(each) for each in ds.left_out]) == (6, [Missing])

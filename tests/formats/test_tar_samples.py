@@ -405,7 +405,7 @@ def test_mutants_give_tables_or_errors(tmp_path, tar_format):
     outcomes = set()
     for _ in range(300):
         path = written(tmp_path, mutant(whole, chance))
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             table = group(walk(path))
         except PenstockError as error:
@@ -413,7 +413,7 @@ def test_mutants_give_tables_or_errors(tmp_path, tar_format):
         else:
             assert (table.offsets + table.lengths).max(initial=0) <= os.path.getsize(path)
             outcomes.add("table")
-        assert time.perf_counter() - began < 2
+        assert time.process_time() - began < 2
     assert {"table", ("Corrupt", 1), ("Truncated", 1)} <= outcomes
 
 

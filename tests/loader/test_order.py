@@ -268,7 +268,7 @@ def test_a_billion_rows_dealt_to_1024_ranks(traced):
 
 
 def test_a_billion_rows_are_planned_in_no_time(traced):
-    began = time.perf_counter()
+    began = time.process_time()
     deal = Deal(BILLION, 256, 1023, 1024)
     plan = make_plan(
         Request(
@@ -280,13 +280,13 @@ def test_a_billion_rows_are_planned_in_no_time(traced):
             scratch_bytes=lambda rows: 4096 * rows,
         )
     )
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert plan.planned_bytes <= 2**30
     assert traced() < 5 * 2**20
 
 
 def test_a_thousand_batches_of_a_billion_rows_are_ordered_in_no_time():
-    began = time.perf_counter()
+    began = time.process_time()
     permutation.cache_clear()
     Shuffled(BILLION).rows(0, 0, 100_000)
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1

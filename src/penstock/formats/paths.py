@@ -59,11 +59,11 @@ def paths_of(
         return paths_of(found, files, left_out)
     check_scheme(name)
     if os.path.exists(name):
-        raise ConfigError(f"{name}: expected a file or a folder, found a pipe or a device")
+        raise ConfigError(f"{name}: expected a file or a folder, found {_what_is_no_file(name)}")
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
-    matches = sorted(filter(_can_be_opened, glob.glob(name, recursive=True)), key=_natural)
-    if not matches:
+    matches = _matches(name, left_out)
+    if not matches and not left_out:
         folder = os.path.dirname(os.path.abspath(name))
         absent = "" if glob.has_magic(folder) or os.path.isdir(folder) else ", which is not there"
         raise Missing(f"{name}: the pattern matches no file (looked in {folder}{absent}); check the path")
@@ -100,8 +100,28 @@ def _known_suffix(name: str) -> str:
     return max(endings, key=len, default="")
 
 
-def _can_be_opened(name: str) -> bool:
-    return os.path.isfile(name) or (os.path.isdir(name) and folder_format(name) is not None)
+def _matches(pattern: str, left_out: list[DataError | SourceError] | None) -> list[str]:
+    """What a pattern matches, in the order of numbers in names. Folders are passed over, if nothing says that they are
+    datasets.
+    """
+    found = []
+    for name in sorted(glob.glob(pattern, recursive=True), key=_natural):
+        is_folder = os.path.isdir(name)
+        if os.path.isfile(name) or (is_folder and folder_format(name) is not None):
+            found.append(name)
+        elif not is_folder or _known_suffix(name):
+            what = "a folder in which the files of a dataset are not there" if is_folder else _what_is_no_file(name)
+            error = Missing(
+                f'{name}: {what}, and {pattern!r} matches it. Remove it, name the files, or pass on_error="skip"'
+            )
+            if left_out is None:
+                raise error
+            left_out.append(error)
+    return found
+
+
+def _what_is_no_file(name: str) -> str:
+    return "a pipe or a device" if os.path.exists(name) else "a link to a file that is not there"
 
 
 def _addresses(pattern: str, files: Files) -> list[str]:

@@ -213,8 +213,8 @@ class Feed:
         """Warn early where a second epoch may be refused."""
         if more := self._bytes_of_kept(self.sources.values()):
             warnings.warn(
-                f"memory={format_size(self.plan.limit_bytes)} has room for one batch, which is the whole epoch. Drop it "
-                f"before the next epoch begins (del batch), or give {format_size(self.plan.smallest_bytes + more)}",
+                f"memory={format_size(self.plan.limit_bytes)} has room for one batch, which is the whole epoch. Drop "
+                f"it before the next epoch begins (del batch), or give {format_size(self.plan.smallest_bytes + more)}",
                 KeptBatches,
                 stacklevel=_levels_inside(),
             )

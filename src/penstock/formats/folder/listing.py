@@ -4,7 +4,7 @@ Rules:
 1. Folders come in the order of their paths, files within one in the order of their names, as torchvision has them.
 2. Hidden files and folders are passed over.
 3. No link leads out of the folder: one that would is an error, and so is a link to a folder. Links to files inside are
-   files.
+   files. A pipe or device with the name of a wanted file is an error.
 4. A list is saved with the times of all folders, and used again while they are the same: a file that is added, removed
    or renamed changes its folder's time. One that is rewritten in place is noticed when it is read.
 5. A list is columns and one buffer of names: a million files take some 70 MB, or none where it is saved and mapped.
@@ -47,7 +47,7 @@ class FileList:
     beside: Mapping[str, int] = field(default_factory=dict)
     """Of these, such as have the name of a wanted file but for the ending: how many, by ending."""
     left_out: tuple[DataError, ...] = ()
-    """Why links are not among them."""
+    """Why links and pipes are not among them."""
     saved: str = ""
     """Where the list is kept, if it is; mapped then, and no memory of ours."""
 
@@ -161,7 +161,8 @@ class _Walk:
         except OSError as error:
             raise Unavailable(f"{entry.path}: cannot be read ({error.strerror})") from error
         if not stat.S_ISREG(about.st_mode):  # a pipe would wait for its writer
-            self.passed_over += 1
+            why = "a pipe, socket or device, expected a plain file; remove it, or leave it out"
+            self.left_out.append(Unsafe(f'{entry.path}: {why} with on_error="skip"'))
             return
         if not os.access(entry.path, os.R_OK):  # better now than in the middle of an epoch
             raise Unavailable(
