@@ -29,8 +29,7 @@ JOIN_BELOW_BYTES = 8 * MiB
 # many threads, contention for the interpreter's lock limits them (measured on 16 cores).
 SPLIT_ABOVE_BYTES = 16 * MiB
 
-# Even in the smallest set-up, a read has as many rows as this much memory allows: with one row per read, 65,536 small
-# rows took 5 seconds.
+# Even in the smallest set-up a read has as many rows as this allows: one by one, 65,536 small rows took 5 seconds.
 CHEAP_READ_BYTES = 128 * KiB
 
 # Threads share the reading of blocks larger than this, so that a window is ready sooner.
@@ -45,7 +44,7 @@ BASE_BYTES = 5 * MiB
 # Measured: a thread's stack and its arena in the allocator.
 THREAD_BYTES = 256 * KiB
 
-# Measured: the Python objects that describe one batch while it has a slot, in the schedule and in queues.
+# Measured: the Python objects that describe one batch, in the schedule and in queues.
 BATCH_RECORD_BYTES = 512
 # Row numbers are int64. A batch has one per row; a read has rows, places in the batch and places in the slots, and the
 # schedule works out the next while threads still read.
@@ -196,10 +195,6 @@ class Spent:
         return slot_bytes(self.request.fields, self.request.batch_rows)
 
     @property
-    def record_bytes(self) -> int:
-        return record_bytes(self.request.batch_rows)
-
-    @property
     def thread_bytes(self) -> int:
         return _read_bytes(self.request, self.rows_per_read) + THREAD_BYTES
 
@@ -305,7 +300,7 @@ def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
 def _more_slots(spent: Sequence[Spent], threads: int, free_bytes: int) -> list[int]:
     """Slots beyond the least, one for each dataset in turn until one does not fit."""
     wanted = [one.slots_wanted(_at_work(threads, len(spent))) - one.slots for one in spent]
-    costs = [one.batch_bytes + one.record_bytes for one in spent]
+    costs = [one.batch_bytes + record_bytes(one.request.batch_rows) for one in spent]
     # Rounds in which every dataset still wants one and all fit, at once: there may be millions.
     rounds = min(*wanted, free_bytes // sum(costs))
     more = [rounds] * len(spent)
@@ -338,7 +333,8 @@ def holders(spent: Sequence[Spent], threads: int) -> dict[str, int]:
         plan_text.BATCHES: sum(one.slots * one.batch_bytes for one in spent),
         plan_text.READING: threads * _thread_bytes(spent),
         plan_text.SCHEDULE: sum(
-            one.slots * one.record_bytes + WINDOW_ROW_BYTES * one.request.window_rows for one in spent
+            one.slots * record_bytes(one.request.batch_rows) + WINDOW_ROW_BYTES * one.request.window_rows
+            for one in spent
         ),
         plan_text.INDEX: sum(one.request.index_bytes for one in spent) + sum(shared.values()),
         plan_text.BASE: BASE_BYTES,
@@ -400,7 +396,5 @@ def _whole_share(rows: int, batch_rows: int) -> int:
 
 def _usual_slots(request: Request, rows_per_read: int) -> int:
     """One batch in the caller's hands, which may be the last of an epoch that is over, and those filled together."""
-    if request.steps <= 1:
-        return 1 + request.steps
     together = window_batches(request) or max(1, rows_per_read // request.batch_rows)
-    return 1 + min(together, request.steps) + request.spare_slots
+    return 1 + min(together, request.steps) + (request.spare_slots if request.steps > 1 else 0)
