@@ -291,7 +291,7 @@ def test_redirects(server, wrong):
     with pytest.raises(Unavailable, match="redirected more than"):
         some.identify(path)
     server.always = wrong.redirect("file:///etc/passwd")
-    with pytest.raises(Unavailable, match="no address of a web server"):
+    with pytest.raises(Unavailable, match="not the address of a web server"):
         some.identify(path)
 
 

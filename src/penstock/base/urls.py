@@ -1,7 +1,7 @@
-"""Addresses of files that are not on this machine, and the names that they go by here.
+"""Addresses of remote files, and the names by which messages, caches and manifests know them.
 
 An address may hold secrets: a user and a password before the host, a signature or a token behind the ``?``. Everything
-that is not known to be harmless is taken for a secret, and only a digest of it is ever shown or kept.
+that is not known to be harmless is treated as a secret, and only a digest of it is ever shown or kept.
 
 One address has three names, for three purposes:
 - ``shown``: for messages and for all that one process knows of a file. Other secrets make another name, because a value
@@ -71,14 +71,14 @@ def shown(url: str) -> str:
         return f"s3://{bucket.rpartition('@')[2]}{slash}{key}"
     try:
         parts = urlsplit(url)
-    except ValueError:  # no address at all, and nobody knows what it holds
+    except ValueError:  # not an address, so any part of it may be a secret
         return f"{scheme}://…"
     user, _, host = parts.netloc.rpartition("@")
     values = _values(parts.query)
     of_signature = _of_signature({name.lower() for name, _ in values})
-    told = "&".join(_told(name, value, name.lower() in of_signature) for name, value in values)
-    digest = _digest(url.partition("#")[0], 16) if user or "…" in told else ""
-    return urlunsplit((scheme, host, parts.path, told, digest))
+    query = "&".join(_without_secret(name, value, name.lower() in of_signature) for name, value in values)
+    digest = _digest(url.partition("#")[0], 16) if user or "…" in query else ""
+    return urlunsplit((scheme, host, parts.path, query, digest))
 
 
 def _values(query: str) -> list[tuple[str, str]]:
@@ -91,11 +91,11 @@ def _of_signature(names: set[str]) -> set[str]:
     return {name for name in names if any(of_it.fullmatch(name) for of_it in kinds)}
 
 
-def _told(name: str, value: str, is_of_signature: bool) -> str:
+def _without_secret(name: str, value: str, is_of_signature: bool) -> str:
     called = quote(name, errors="surrogateescape")
     if is_of_signature:
         return f"{called}=…"
-    if not value and not _HARMLESS.fullmatch(name):  # what stands there alone may be a key
+    if not value and not _HARMLESS.fullmatch(name):  # a name without a value may be a key
         return f"…{_digest(name, 8)}"
     if _HARMLESS.fullmatch(value) and not _SECRET.fullmatch(name):
         return f"{called}={value}"
@@ -129,7 +129,7 @@ def secrets_of(url: str) -> list[str]:
     user = parts.netloc.rpartition("@")[0]
     found = [user, *user.split(":", 1)]
     for name, value in _values(parts.query):
-        if not _told(name, value, False).endswith(f"={value}"):
+        if not _without_secret(name, value, False).endswith(f"={value}"):
             found.append(value or name)
     return [each for each in found if each]
 

@@ -1,7 +1,7 @@
-"""What an answer of a server says of a file, and whether it is an answer to what was asked.
+"""Answers of servers: what they say about a file, and whether they answer the request.
 
-A server may say anything. What is not understood, or does not fit what it said before, is refused: the bytes that
-follow may be of another file.
+A server may send anything. An answer that is not understood, or contradicts an earlier one, is refused: the bytes that
+follow may belong to another file.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from penstock.remote.headers import byte_count, date_s
 from penstock.remote.http import Answer, Transient
 
 UNKNOWN = -1
-"""The size of a file whose server does not tell."""
+"""The size of a file if the server does not give it."""
 
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)", re.IGNORECASE)
 _KNOWN = frozenset(HTTPStatus)
@@ -30,15 +30,15 @@ def check_status(path: str, answer: Answer, file: FileId | None) -> None:
     status = answer.status
     if status in (200, 206):
         if answer.headers.get("content-encoding", "").lower() not in ("identity", ""):
-            told = answer.quoted("content-encoding")
+            coding = answer.quoted("content-encoding")
             raise Unavailable(
-                f"{path}: the server sends it compressed ({told}) though it was asked not to, so offsets mean "
-                f"nothing; switch that off at the server"
+                f"{path}: the server sends it compressed ({coding}) though the request forbids that, so offsets are "
+                f"meaningless; switch that off at the server"
             )
         if answer.headers.get("content-type", "").strip().lower().startswith("multipart/byteranges"):
             raise Unavailable(
                 f"{path}: the server sends several parts (multipart/byteranges) though one range was asked for; read "
-                f"whole copies with cache_dir=, or mend the server"
+                f"whole copies with cache_dir=, or repair the server"
             )
         return
     if status == 416 and file is None and total_of(path, answer) == 0:
@@ -58,30 +58,30 @@ def check_status(path: str, answer: Answer, file: FileId | None) -> None:
 
 
 def check_same(path: str, answer: Answer, file: FileId) -> None:
-    """Refuse another version. What told the version once must tell it in every answer: without it, other bytes of the
-    same size would go unnoticed.
+    """Refuse another version. An ETag or time that was sent once must be sent with every answer: without it, other
+    bytes of the same size would go unnoticed.
     """
     now = _version(replace(identity(path, total_of(path, answer), answer), inode=_server(answer)))
     for what, was in _version(file).items():
         found = now.get(what)
         if found == was or (what == "time" and found is not None and file.has_strong_etag):
             continue  # mirrors of one file may have different times
-        told = answer.secrets.hide(f"was {was}, now {found}") if found is not None else "is not told any more"
+        how = answer.secrets.hide(f"was {was}, now {found}") if found is not None else "is missing now"
         raise Changed(
-            f"{path}: the file was replaced after it was opened: its {what} {told}. Open the dataset again to read the "
+            f"{path}: the file was replaced after it was opened: its {what} {how}. Open the dataset again to read the "
             f"new one"
         )
 
 
 def _version(file: FileId) -> dict[str, object]:
-    """What tells a version from others: all that was told of it; where nothing was, the server that it came from."""
-    told = {
+    """Whatever identifies a version; if the server sent nothing, the server itself."""
+    known = {
         "size": None if file.size == UNKNOWN else file.size,
         "ETag": file.etag or None,
         "time": file.mtime_ns // 10**9 or None,
         "server": file.inode or None,
     }
-    return {what: value for what, value in told.items() if value is not None}
+    return {what: value for what, value in known.items() if value is not None}
 
 
 def _server(answer: Answer) -> int:

@@ -1,4 +1,4 @@
-"""Numbers and dates as servers write them; anything else than those is refused or left out, never guessed."""
+"""Numbers and dates in headers; anything else is refused or ignored, never guessed."""
 
 import http.client
 import re
@@ -12,16 +12,16 @@ from penstock.remote.secrets import Secrets
 
 
 def body_length(answer: http.client.HTTPResponse, headers: Mapping[str, str], secrets: Secrets) -> int | None:
-    """Bytes of the body, if the server says so; what it says must be a number, and be the same each time."""
+    """Bytes of the body, if the server announces them; several announcements must agree."""
     coding = headers.get("transfer-encoding", "identity").strip().lower()
     if coding not in ("identity", "chunked"):
         raise Unavailable(f"is sent in the transfer coding {secrets.hide(coding)!r}; expected none, or chunked")
     if answer.chunked or answer.length == 0:
         return None if answer.chunked else 0
-    told = {each.strip() for each in headers.get("content-length", "").split(",")}
-    if told == {""}:
+    lengths = {each.strip() for each in headers.get("content-length", "").split(",")}
+    if lengths == {""}:
         return None
-    length = byte_count(told.pop()) if len(told) == 1 else None
+    length = byte_count(lengths.pop()) if len(lengths) == 1 else None
     if length is None:
         raise Unavailable(
             f"the server says that {secrets.hide(headers['content-length'])!r} bytes follow; expected one number"
@@ -37,12 +37,12 @@ def byte_count(text: str) -> int | None:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float:
-    """What the server asks to wait: seconds, or until a date."""
-    told = headers.get("retry-after", "").strip()
-    seconds = byte_count(told)
+    """Seconds that the server asks to wait."""
+    asked = headers.get("retry-after", "").strip()
+    seconds = byte_count(asked)
     if seconds is not None:
         return float(seconds)
-    until = date_s(told)
+    until = date_s(asked)
     return 0.0 if until is None else max(0.0, until - time.time())
 
 
@@ -50,5 +50,5 @@ def date_s(text: str) -> float | None:
     """A date as servers write it, in seconds; None for anything else."""
     try:
         return parsedate_to_datetime(text).timestamp()
-    except (ArithmeticError, LookupError, OSError, TypeError, ValueError):  # whatever Python makes of odd ones
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError):  # depending on what is odd about it
         return None

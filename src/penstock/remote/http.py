@@ -1,17 +1,17 @@
-"""One HTTP request at a time, over connections that are kept open and within a time limit.
+"""One HTTP request at a time, within a time limit, over connections that are kept open.
 
-Python's own client moves the bytes, straight into the caller's memory. Clients with threads of their own (obstore's
-among them) do not survive a fork, which torch's workers are made by, and hold what they read in memory nobody counts.
+Python's own client reads straight into the caller's memory. Clients with threads of their own, such as obstore's, do
+not survive a fork, by which torch starts its workers, and hold what they read in memory that nobody counts.
 
 Rules:
-1. Every wait ends: the time left is looked at before each of them, however slowly a server sends.
-2. What may pass by itself is ``Transient``; everything else is an error of ``penstock.errors`` for good.
+1. Every wait ends: the time left is checked before each of them, however slowly a server sends.
+2. A failure that may be temporary is ``Transient``; every other one is an error of ``penstock.errors``.
 3. A connection is used again only if the last answer was read to its end, and never across a fork.
-4. Redirects are followed as often as told, never from https to http, never from elsewhere into this machine's own
-   network (what counts is the address that is connected to), and headers of the caller's own (which may hold a token)
-   stay with the host they were meant for.
-5. What a server says is put into a message by way of ``redaction`` alone, and no error of Python's own, which may quote
-   it, is the cause of another.
+4. Redirects are limited in number. None leads from https to http, nor from elsewhere into this machine's own network;
+   what counts is the address that is connected to. The caller's own headers, which may hold a token, are sent to the
+   host that the caller named, and to no other.
+5. Text from a server appears in a message only after ``Secrets.hide``. Errors of Python itself may quote such text, so
+   none is the cause of another error.
 """
 
 import base64
@@ -41,8 +41,8 @@ BUFFER_BYTES = 16 * 1024
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 
-# Of a message that quotes where a redirect leads.
-MOST_WORDS = 400
+# Characters of a message that quotes where a redirect leads.
+MOST_CHARACTERS = 400
 
 
 class Transient(Exception):
@@ -75,7 +75,7 @@ class Clock:
         return time.monotonic() - self.began
 
     def check(self) -> None:
-        """Refuse to wait any more."""
+        """Raise if the time is up, or if the loader was closed."""
         if stop.asked():
             raise Unavailable("was interrupted: the loader was closed")
         if self.left_s <= 0:
@@ -83,7 +83,7 @@ class Clock:
 
 
 class _Timed(io.RawIOBase):
-    """The bytes of one answer; each wait for them is cut short by the request's clock. Closing it closes no socket."""
+    """The bytes of one answer; every wait for them ends with the request's time. Closing it leaves the socket open."""
 
     def __init__(self, sock: socket.socket, clock: Clock) -> None:
         self.sock, self.clock = sock, clock
@@ -101,7 +101,7 @@ class _Timed(io.RawIOBase):
             self.clock.check()
             left = stalled - time.monotonic()
             if left <= 0:
-                raise Transient(f"nothing came for {self.clock.stall_timeout_s:g} s")
+                raise Transient(f"no byte arrived for {self.clock.stall_timeout_s:g} s")
             self.sock.settimeout(max(0.001, min(left, self.clock.left_s, stop.CHECK_EVERY_S)))
             try:
                 return self.sock.recv_into(view)
@@ -131,11 +131,11 @@ class _Connection:
 
     @property
     def leads_inside(self) -> bool:
-        """Whether the address that was reached is one of this machine's own network; a proxy's word is not needed."""
+        """Whether it leads into this machine's own network: by the address reached or, with a proxy, by the name."""
         return is_inside(self._peer) if self._via_proxy is None else resolves_inside(self.place[1])
 
     @property
-    def told_to_proxy(self) -> Mapping[str, str]:
+    def proxy_headers(self) -> Mapping[str, str]:
         return self._via_proxy or {}
 
     def request(self, target: str, headers: Mapping[str, str]) -> bytes:
@@ -175,7 +175,7 @@ class Answer:
     headers: Mapping[str, str]
     """By lower-case name."""
     length: int | None
-    """Bytes of the body, if the server said so."""
+    """Bytes of the body, if the server announced them."""
     secrets: Secrets
     """Secrets that no message may contain."""
     _response: http.client.HTTPResponse | None
@@ -198,7 +198,7 @@ class Answer:
         return self._connection.leads_inside
 
     def quoted(self, header: str) -> str:
-        """What the server said, without secrets."""
+        """A header without secrets, for messages."""
         return self.secrets.hide(self.headers.get(header, ""))
 
     def use(self, clock: Clock) -> None:
@@ -206,7 +206,7 @@ class Answer:
         self._timed.clock = clock
 
     def readinto(self, view: memoryview) -> int:
-        """Some bytes of the body; 0 at its end, which is not always where the server said it would be."""
+        """Read some bytes of the body; 0 at its end."""
         response = self._response
         if self._ended or not len(view) or response is None:
             return 0
@@ -221,13 +221,13 @@ class Answer:
                 self.left -= got
                 self._ended = self.left == 0
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Transient(f"the connection failed: {_words(error, self.secrets)}") from None
+            raise Transient(f"the connection failed: {_one_line(error, self.secrets)}") from None
         if got == 0 and not self._ended:
             raise Transient(f"the connection was closed {self.left:,} bytes before the end")
         return int(got)
 
     def close(self) -> None:
-        """Done with it; the connection is kept where nothing of the answer is left in it."""
+        """Give the connection back if the whole answer was read, else close it."""
         response, self._response = self._response, None
         if response is None:
             return
@@ -280,12 +280,12 @@ class Connections:
         )
 
     def _next(self, home: SplitResult, url: str, answer: Answer, home_is_inside: bool) -> str:
-        """Where a redirect leads; what it says in an error is the server's."""
+        """Where a redirect leads."""
         try:
             there = next_hop(url, answer.headers.get("location", ""))
             self.redirects.check(home, there, home_is_inside=home_is_inside)
         except Unavailable as error:
-            raise Unavailable(answer.secrets.hide(error, most=MOST_WORDS)) from None
+            raise Unavailable(answer.secrets.hide(error, most=MOST_CHARACTERS)) from None
         return there
 
     def _ask(
@@ -297,7 +297,7 @@ class Connections:
         while True:
             clock.check()
             connection = self._connection(place)
-            secrets.add_headers(connection.told_to_proxy)
+            secrets.add_headers(connection.proxy_headers)
             used, connection.used = connection.used, True
             try:
                 request = connection.request(target, sent)
@@ -309,7 +309,7 @@ class Connections:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 connection.close()
                 if used and isinstance(error, http.client.HTTPException | ConnectionError):
-                    continue  # it was closed while nobody looked
+                    continue  # the server had closed it in the meantime
                 raise _failure(error, secrets) from None
             except BaseException:
                 connection.close()
@@ -319,7 +319,7 @@ class Connections:
         self, answer: http.client.HTTPResponse, timed: _Timed, connection: _Connection, secrets: Secrets
     ) -> Answer:
         found: dict[str, str] = {}
-        for name, value in answer.getheaders():  # one that comes twice must not hide what it said first
+        for name, value in answer.getheaders():  # a header may come twice: both values count
             name = name.lower()
             found[name] = f"{found[name]}, {value}" if name in found else value
         try:
@@ -341,20 +341,20 @@ class Connections:
         proxy = None if proxy_bypass(host) else getproxies().get(scheme)
         via = urlsplit(proxy) if proxy else None
         to, at = (via.hostname or "", via.port) if via else (host, port)
-        told = {}
+        for_proxy = {}
         if via is not None and via.username is not None:
-            told["Proxy-Authorization"] = _basic(via.username, via.password or "")
-        via_proxy = told if via else None
+            for_proxy["Proxy-Authorization"] = _basic(via.username, via.password or "")
+        via_proxy = for_proxy if via else None
         if scheme == "http":
             return _Connection(place, http.client.HTTPConnection(to, at), via_proxy)
         self._tls = self._tls or ssl.create_default_context()
         client = http.client.HTTPSConnection(to, at, context=self._tls)
         if via:
-            client.set_tunnel(host, port, headers=told)
+            client.set_tunnel(host, port, headers=for_proxy)
         return _Connection(place, client, via_proxy)
 
     def give_back(self, connection: _Connection) -> None:
-        """A connection that is ready for another request."""
+        """Keep a connection for another request."""
         with self._lock:
             waiting = self._idle.setdefault(connection.place, [])
             if len(waiting) < MOST_IDLE and self._pid == os.getpid():
@@ -385,15 +385,15 @@ def _failure(error: Exception, secrets: Secrets) -> Exception:
     if isinstance(error, ssl.SSLCertVerificationError):
         return Unavailable(f"its certificate is not trusted ({error.verify_message})")
     if isinstance(error, http.client.InvalidURL | UnicodeError):
-        return ConfigError(f"is no address ({_words(error, secrets)})")
+        return ConfigError(f"this is not an address ({_one_line(error, secrets)})")
     if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
         return Unavailable(f"its host has no address ({error.strerror}); check the name")
-    return Transient(f"no answer: {_words(error, secrets)}")
+    return Transient(f"no answer: {_one_line(error, secrets)}")
 
 
 def _basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
 
 
-def _words(error: BaseException, secrets: Secrets) -> str:
+def _one_line(error: BaseException, secrets: Secrets) -> str:
     return secrets.hide(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Addresses that are asked for: where a server may send on to, and who is told what there."""
+"""Redirects: where a server may send us, and which headers go there."""
 
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
@@ -18,7 +18,7 @@ class Redirects:
     hosts: tuple[str, ...] | None = None
 
     def check(self, home: SplitResult, url: str, *, home_is_inside: bool | None = None) -> None:
-        """Refuse a host that the caller would not have named; its address is looked at when it is reached.
+        """Refuse a host that the caller did not allow; its address is checked when it is connected to.
 
         home_is_inside:  whether the one that redirects is in this machine's own network; by its name if not given
         """
@@ -37,11 +37,14 @@ class Redirects:
 
 
 def led_inside(shown_as: str) -> Unavailable:
-    return Unavailable(f"is redirected to {shown_as}, inside this machine's own network, where it has no business")
+    return Unavailable(
+        f"is redirected to {shown_as}, inside this machine's own network. A server elsewhere cannot be allowed to make "
+        f"requests there: open that address itself if you trust it"
+    )
 
 
 def is_at_home(home: SplitResult, url: str) -> bool:
-    """The same host and port; or that host's https, where it was asked by http."""
+    """Whether this is the same host and port, or the same host by https instead of http."""
     now = split(url)
     same = (now.scheme, now.port) == (home.scheme, home.port)
     return now.hostname == home.hostname and (same or (home.scheme, now.scheme) == ("http", "https"))
@@ -50,18 +53,18 @@ def is_at_home(home: SplitResult, url: str) -> bool:
 def split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  a port that is no number is found out when it is asked for
-    except ValueError:  # whose text quotes the address, and with it what may be a password
-        raise ConfigError("is no address: expected http://host:port/path") from None
+        parts.port  # noqa: B018  raises if the port is not a number
+    except ValueError:  # its text quotes the address, which may contain a password
+        raise ConfigError("this is not an address: expected http://host:port/path") from None
     return parts
 
 
 def target_of(parts: SplitResult) -> str:
-    """What the server of an address is asked for."""
+    """The path and query of a request."""
     try:
         path, query = quote(parts.path or "/", safe=_IN_TARGETS), quote(parts.query, safe=_IN_TARGETS + "?")
     except UnicodeError:
-        raise ConfigError("is no address: expected text that can be written in UTF-8") from None
+        raise ConfigError("this is not an address: expected text that can be written in UTF-8") from None
     return f"{path}?{query}" if query else path
 
 
@@ -72,9 +75,9 @@ def next_hop(url: str, location: str) -> str:
         found = urljoin(url, location)
         old, new = split(url), split(found)
     except (ValueError, ConfigError):
-        raise Unavailable(f"is redirected to {location!r}, which is no address of a web server") from None
+        raise Unavailable(f"is redirected to {location!r}, which is not the address of a web server") from None
     if new.scheme not in ("http", "https") or not new.hostname:
-        raise Unavailable(f"is redirected to {shown(found)!r}, which is no address of a web server")
+        raise Unavailable(f"is redirected to {shown(found)!r}, which is not the address of a web server")
     if (old.scheme, new.scheme) == ("https", "http"):
         raise Unavailable(f"is redirected from https to {shown(found)}, where anybody could read or change it")
     return found

@@ -1,7 +1,7 @@
 """Buckets: ``s3://bucket/key`` -> an address that any web client can read, signed for an hour; and what a bucket holds.
 
 obstore knows where credentials come from (arguments, the environment, the machine's own role), how a bucket is
-addressed and how a request is signed. It is asked for nothing else: see ``transport`` for why.
+addressed and how a request is signed. It does nothing else here: http.py says why.
 """
 
 import fnmatch
@@ -37,7 +37,7 @@ class Signer:
         self._lock = threading.Lock()
 
     def after_fork(self) -> None:
-        """What was signed stays valid; whoever held the lock is not here."""
+        """Signed addresses stay valid; the thread that held the lock may not exist here."""
         self._lock = threading.Lock()
 
     def signed(self, url: str, *, anew: bool = False) -> str:
@@ -104,10 +104,12 @@ class Signer:
                 retry_config={"max_retries": 3, "retry_timeout": limit},
             )
         except Exception as error:
-            raise ConfigError(f"s3://{name}: RemoteOptions(store=…) or the environment: {self._words(error)}") from None
+            raise ConfigError(
+                f"s3://{name}: RemoteOptions(store=…) or the environment: {self._one_line(error)}"
+            ) from None
 
     def _within(self, url: str, ask: Callable[[], Any]) -> Any:
-        """Whatever asking gives, or an error when the time is up: after a fork, obstore would wait for ever."""
+        """The result of ``ask``, or an error when the time is up: after a fork, obstore would wait for ever."""
         came: list[Any] = []
 
         def work() -> None:
@@ -129,10 +131,10 @@ class Signer:
             return result
         if isinstance(result, ConfigError):
             raise result
-        raise Unavailable(f"{url}: {self._words(result)}") from None
+        raise Unavailable(f"{url}: {self._one_line(result)}") from None
 
-    def _words(self, error: BaseException) -> str:
-        """What obstore says, without its own insides."""
+    def _one_line(self, error: BaseException) -> str:
+        """An error of obstore in one line, without its debugging output."""
         return self._secrets.hide(str(error).partition("Debug source:")[0], most=300) or type(error).__name__
 
 
@@ -154,7 +156,7 @@ def _is_yes(value: object) -> bool:
 
 
 def _secrets(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Keys and tokens, given or found in the environment: an error may quote the answer of a server that was told."""
+    """Keys and tokens, given or found in the environment: errors may quote a server that quotes them."""
     amazons = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     for name, value in (*amazons.items(), *settings.items()):
         if isinstance(value, str) and re.search("key|secret|token|password", name, re.IGNORECASE):

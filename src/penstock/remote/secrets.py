@@ -1,6 +1,6 @@
-"""What servers say, made fit to be shown: short, printable, and without the secrets that they were told.
+"""Text from servers, made fit for messages: short, printable, and without the secrets of the request.
 
-A server may put anything into a status line or a header, the request that it got among it.
+A server may put anything into a status line or a header, even the request itself.
 """
 
 import base64
@@ -13,18 +13,18 @@ from penstock.base.urls import secrets_of
 
 SHOWN_CHARACTERS = 100
 
-# What is shorter is no secret, and hiding it would leave nothing to read.
+# Shorter text is not treated as a secret: hiding it would make messages unreadable.
 _LEAST_CHARACTERS = 4
 
 
 class Secrets:
-    """The secrets of one request, whichever way they are spelled; looked for only where there is something to show."""
+    """The secrets of one request, in any spelling; searched for only when there is text to show."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._texts, self._urls = list(texts), list[str]()
 
     def add_url(self, url: str) -> None:
-        """An address that is asked for."""
+        """An address that is requested."""
         self._urls.append(url)
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
@@ -39,7 +39,7 @@ class Secrets:
             yield from secrets_of(url)
 
     def hide(self, said: object, most: int = SHOWN_CHARACTERS) -> str:
-        """What a server said, to be put into a message, of so many characters at most."""
+        """Text from a server for a message: without secrets, and with at most so many characters."""
         text = " ".join("".join(each if each.isprintable() else " " for each in str(said)).split())
         spellings = {spelling for secret in self._all() for spelling in _spellings(secret)}
         spellings = {each for each in spellings if len(each) >= _LEAST_CHARACTERS}
