@@ -65,7 +65,7 @@ class Stream:
         self._prefix = prefix(name)
         self._meter, self._more_slots = meter, more_slots
         self._deal, self._output = readers.epoch.deal, source.output
-        self._steps = self._deal.steps
+        self._steps, self._together = self._deal.steps, readers.plan.batches_filled_together
         self._started: deque[tuple[HandOver, np.ndarray]] = deque()
         self._next_start = self._next_delivery = 0
         self._left_out = 0
@@ -89,7 +89,7 @@ class Stream:
     def deliver(self) -> tuple[Any, int]:
         """The next batch, and how many samples it has."""
         readers = self.readers
-        if readers.slots.ensure(min(readers.plan.batches_filled_together, self._steps - self._next_start)):
+        if readers.slots.ensure(min(self._together, self._steps - self._next_start)):
             self._more_slots()
         if not self._started:
             self._start(wait=True)
@@ -185,7 +185,8 @@ class Steps(ABC):
     def __init__(self, streams: Mapping[str, Stream], position: Position, watchers: Watchers) -> None:
         self.streams = streams
         self._position, self._watchers = position, watchers
-        self._has_one_rank = next(iter(streams.values())).source.deal.world_size == 1
+        self._first = next(iter(streams.values()))
+        self._has_one_rank = self._first.source.deal.world_size == 1
         self._process = os.getpid()
         self._bar: tuple[Bar, Callable[[], Stats]] | None = None
         self._why_ended = ""
@@ -216,8 +217,8 @@ class Steps(ABC):
                 raise
             self._position.samples = {name: stream.position for name, stream in self.streams.items()}
             watchers = self._watchers
-            watchers.meter.count(samples, bytes_, time.perf_counter() - began)
-            if not watchers.tuner.settled:
+            watchers.meter.count(samples, bytes_, began)
+            if watchers.tuner.is_due(watchers.meter.latest):
                 self._tune()
             if self._bar is not None:
                 self._bar[0].add(1)
@@ -244,7 +245,7 @@ class Steps(ABC):
             )
         if self._is_over:
             raise StopIteration
-        if not next(iter(self.streams.values())).is_open:
+        if not self._first.is_open:
             raise WorkerDied("Python is ending, and so have the reader threads: read what you need before that")
 
     def _close(self, *, is_complete: bool) -> None:

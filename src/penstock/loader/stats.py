@@ -290,9 +290,10 @@ class Meter:
         self._held_before = held_before
         self._next_look = 0.0
 
-    def count(self, samples: int, bytes_: int, waited: float) -> None:
-        """One batch was delivered after ``waited`` seconds."""
+    def count(self, samples: int, bytes_: int, asked_at: float) -> None:
+        """One batch was delivered now that was asked for at that time."""
         self.latest = time.perf_counter()
+        waited = self.latest - asked_at
         self.batches += 1
         self.samples += samples
         self.bytes += bytes_

@@ -89,18 +89,22 @@ class Tuner:
         """Start counting again, with an epoch."""
         self._began = None
 
-    def look(self, counts: Counts) -> bool:
-        """After a batch: whether ``threads`` has changed."""
+    def is_due(self, now: float) -> bool:
+        """After a batch: whether a look at the counts would matter."""
         if self.settled:
             return False
+        if self._began is None:
+            return True
+        self._batches += 1
+        return now - self._began[0] >= PERIOD_S and self._batches >= PERIOD_BATCHES
+
+    def look(self, counts: Counts) -> bool:
+        """When it is due: whether ``threads`` has changed."""
         now = time.perf_counter()
         if self._began is None:
             self._began, self._batches = (now, counts), 0
             return False
-        self._batches += 1
         seconds, since = now - self._began[0], self._began[1]
-        if seconds < PERIOD_S or self._batches < PERIOD_BATCHES:
-            return False
         self._periods.append(counts.since(since, self.threads, seconds))
         self._began = None
         return self._decide()
