@@ -171,6 +171,8 @@ def test_responses_older_than_the_betas(whole, tmp_path):
     before = NSD(tmp_path / "nsd").trials
     path = Path(NSD(tmp_path / "nsd").layout.responses)
     lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: 1 + 3 * 24 + 5]))
+    assert any("behaviour of sessions 4-8" in line for line in NSD(tmp_path / "nsd").missing)  # 4 is not whole
     path.write_text("".join(lines[: 1 + 3 * 24]))
     nsd = NSD(tmp_path / "nsd")
     assert len(nsd.trials) == SESSIONS * 24
@@ -352,14 +354,37 @@ def test_surface_betas_are_named_as_such(roots, tmp_path):
     folder = tmp_path / "nsddata_betas" / "ppdata" / "subj01" / "fsaverage" / "betas_fithrf_GLMdenoise_RR"
     folder.mkdir(parents=True)
     (folder / "lh.betas_session01.mgh").write_bytes(b"")
-    with pytest.raises(Missing, match=r"lh\.betas_session01\.mgh, which penstock does not read.*func1pt8mm"):
+    said = r"lh\.betas_session01\.mgh, which are not read.*func1pt8mm"
+    with pytest.raises(Missing, match=said):
         NSD(tmp_path, space="fsaverage")
+    for anywhere in (folder, shutil.copytree(folder, tmp_path / "loose")):
+        with pytest.raises(Missing, match=said):
+            NSDDataset(anywhere)
+    with pytest.raises(Missing, match="surfaces, such as nativesurface, are not read"):
+        NSD(roots["prepared"], space="nativesurface", prepared=tmp_path / "none")
 
 
 def test_empty_folders_are_no_subjects(root):
     for name in ("subj05", "subj07/func1pt8mm/betas_fithrf_GLMdenoise_RR"):
         (root / "nsddata_betas" / "ppdata" / name).mkdir(parents=True)
     assert subjects(root) == [1, 2]
+
+
+def test_errors_name_the_file_that_is_the_cause(root):
+    nsd = NSD(root)
+    region = f"{nsd.layout.regions}/streams.nii.gz"
+    save(region, np.ones((3, 3, 3)))
+    with pytest.raises(SchemaMismatch, match=r"roi/streams\.nii\.gz: has shape \(3, 3, 3\), but .*brainmask"):
+        nsd.dataset(roi="streams")
+    os.remove(nsd.layout.noise_ceiling)
+    with pytest.raises(Missing, match=r"min_ncsnr=0\.2: .*ncsnr\.nii\.gz is not there"):
+        nsd.dataset(min_ncsnr=0.2)
+    with h5py.File(nsd.layout.session(3, ".hdf5"), "r+") as file:
+        smaller = file["betas"][:, :5]
+        del file["betas"]
+        file["betas"] = smaller
+    with pytest.raises(SchemaMismatch, match=r"betas_session03\.hdf5: has volumes of \(5, 7, 5\), but .*session01"):
+        NSD(root).dataset()
 
 
 def test_missing_sessions_are_ranges(whole, tmp_path):

@@ -258,8 +258,12 @@ def test_a_region_of_another_space_is_refused(root):
     nibabel.save(nibabel.Nifti1Image(np.ones((5, 7, 9), np.float32), np.eye(4)), root / "other.nii.gz")
     with pytest.raises(
         SchemaMismatch,
-        match=r"betas_session01\.hdf5: .*\(5, 7, 6\), but .*'other' \(.*other\.nii\.gz\) is of \(5, 7, 9\)",
+        match=r"other\.nii\.gz: has shape \(5, 7, 9\), but .*brainmask\.nii\.gz has \(5, 7, 6\)",
     ):
+        NSD(root).dataset(roi=str(root / "other.nii.gz"))
+    os.remove(NSD(root).layout.brainmask)
+    told = r"betas_session01\.hdf5: .*\(5, 7, 6\), but .*'other' \(.*other\.nii\.gz\) is of \(5, 7, 9\)"
+    with pytest.raises(SchemaMismatch, match=told):
         NSD(root).dataset(roi=str(root / "other.nii.gz"))
 
 
@@ -408,6 +412,14 @@ def test_preparing_refuses(root, monkeypatch):
         ({"zscore": "week"}, '"session", "run", "train" or None'),
         ({"zscore": "session", "dtype": "int16"}, "z-scores need a float"),
         ({"zscore_fit": "some", "zscore": "run"}, '"own", "train", "all"'),
+        ({"roi": ["V1", None]}, "roi=None: expected a region's name"),
+        ({"roi": 5}, "roi=5: expected a region's name"),
+        ({"min_ncsnr": "high"}, "min_ncsnr='high': expected a number"),
+        ({"sessions": 2}, "sessions=2: expected their numbers"),
+        ({"sessions": ["2"]}, "sessions='2': expected whole numbers"),
+        ({"context": 3}, "context=3: expected how many trials before"),
+        ({"where": 3}, "where=3: expected a dict"),
+        ({"split": "random-50/train", "split_seed": -1}, "split_seed=-1: expected a whole number"),
     ],
     ids=str,
 )

@@ -2,17 +2,19 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from penstock.base import checks
 from penstock.base.spec import Cast
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.rewrite import cast_fields, select_part
 from penstock.dataset.store import Filled, Out, StoreBase, Wrapper
-from penstock.errors import DataError, Missing, SchemaMismatch
+from penstock.errors import ConfigError, DataError, Missing, SchemaMismatch
 from penstock.files.files import Files
 from penstock.formats.nifti import open_stored_volumes
 from penstock.formats.open import open_with
@@ -27,6 +29,8 @@ SUFFIXES = (".hdf5", ".h5", ".mat", ".nii", ".nii.gz")
 NAME = re.compile(r"betas_session(\d+)(\.hdf5|\.h5|\.mat|\.nii|\.nii\.gz)")
 SURFACE = re.compile(r"[lr]h\.betas_session\d+\.\w+")
 """Betas on a surface, one file per hemisphere: not read."""
+SURFACE_SPACES = ("fsaverage", "nativesurface")
+READ_VOLUMES = 'choose space="func1pt8mm" or "func1mm", or read them with nibabel'
 ADVICE = "nsd.prepare() or `penstock nsd prepare`"
 """How to make copies in which each trial can be read by itself."""
 
@@ -136,6 +140,11 @@ class Sessions:
                 f"{self.files.paths[session]}: has {len(whole)} trials, but {self._first[0]} has {self.trials}; fetch "
                 f"the one that is not whole again, or leave it out with sessions="
             )
+        if whole.fields[FIELD].shape != self.shape:
+            raise SchemaMismatch(
+                f"{self.files.paths[session]}: has volumes of {whole.fields[FIELD].shape}, but {self._first[0]} of "
+                f"{self.shape}: one of them belongs to another space or subject"
+            )
         return whole if voxels is None else whole.select_within(FIELD, self._numbers(voxels))
 
     def _numbers(self, voxels: Voxels) -> Mask:
@@ -199,14 +208,20 @@ class OneBlock(Wrapper):
                 self.store.read_into(rows[some], at[some], out)
 
 
-def check_sessions(wanted: Sequence[int], present: Sequence[int], folder: str) -> None:
-    """Refuse sessions that are not on disk."""
+def chosen_sessions(given: Any, present: Sequence[int], folder: str) -> tuple[int, ...]:
+    """The sessions that a caller asks for, all where None; refuses those that are not on disk."""
+    if given is None:
+        return tuple(present)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigError(f"sessions={checks.shown(given)}: expected their numbers, such as [1, 2] or range(1, 11)")
+    wanted = tuple(checks.whole("sessions", number, least=1, expected="whole numbers") for number in given)
     absent = sorted(set(wanted) - set(present))
     if absent:
         raise Missing(
             f"sessions {ranges(absent)}: no betas of them in {folder}, which has {ranges(sorted(present))}. Fetch "
             f"betas_session{absent[0]:02d}.hdf5 there, or choose sessions that are there"
         )
+    return wanted
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -223,6 +238,12 @@ def ranges(numbers: Sequence[int]) -> str:
 def why_no_sessions(layout: Layout) -> str:
     """Why there are no betas, and what there is instead."""
     text = f"no betas of subject {layout.subject}: no betas_sessionNN.hdf5 or .nii.gz in {layout.beta_folder}"
+    for folder in (layout.root, layout.beta_folder):
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        if surface := next((name for name in names if SURFACE.fullmatch(name)), None):
+            return f"{text}. {folder} has betas on a surface, such as {surface}, which are not read: {READ_VOLUMES}"
+    if layout.space in SURFACE_SPACES:
+        return f"{text}. Betas on surfaces, such as {layout.space}, are not read: {READ_VOLUMES}"
     here = layout.root
     for step in ("nsddata_betas", "ppdata", layout.name, layout.space, layout.betas):
         inner = os.path.join(here, step)
@@ -230,10 +251,4 @@ def why_no_sessions(layout: Layout) -> str:
             found = ", ".join(sorted(os.listdir(here))[:12]) or "nothing"
             return f"{text}. There is no {step} in {here}, which has: {found}. Check root, subject, space and betas"
         here = inner
-    surface = next((name for name in sorted(os.listdir(here)) if SURFACE.fullmatch(name)), None)
-    if surface is not None:
-        return (
-            f"{text}. The folder has betas on a surface, such as {surface}, which penstock does not read: choose "
-            f'space="func1pt8mm" or "func1mm", or read them with nibabel'
-        )
     return f"{text}. The folder is there, without sessions; fetch them"

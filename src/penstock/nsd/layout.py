@@ -46,7 +46,7 @@ class Layout:
         """Of a root, or of a folder of betas in one: ``…/nsddata_betas/ppdata/subj01/func1pt8mm/betas_fithrf``."""
         names = os.path.normpath(folder).split(os.sep)
         if names[-5:-3] == ["nsddata_betas", "ppdata"] and (found := re.fullmatch(r"subj0(\d)", names[-3])):
-            return cls(os.path.join(folder, *[os.pardir] * 5), int(found[1]), names[-2], names[-1])
+            return cls(os.sep.join(names[:-5]) or os.curdir, int(found[1]), names[-2], names[-1])
         return cls(folder, 1, "func1pt8mm", BETAS["b3"])
 
     @property

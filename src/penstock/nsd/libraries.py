@@ -1,11 +1,14 @@
 """Libraries that NSD's own files need, behind one door: scipy for designs, nibabel for volumes, pandas for tables."""
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from penstock.errors import ConfigError, Corrupt, Missing
+
+T = TypeVar("T")
 
 
 def needed(library: str) -> Any:
@@ -42,9 +45,18 @@ def save_nifti(path: str, volume: np.ndarray, voxel_mm: float = 1.8) -> None:
 
 def load_nifti(path: str) -> np.ndarray:
     """A NIfTI volume as stored, or scaled where its header says so."""
+    return _read_nifti(path, lambda image: np.asanyarray(image.dataobj))
+
+
+def nifti_shape(path: str) -> tuple[int, ...]:
+    """The shape of a NIfTI volume, from its header."""
+    return _read_nifti(path, lambda image: tuple(image.shape))
+
+
+def _read_nifti(path: str, read: Callable[[Any], T]) -> T:
     nibabel = needed("nibabel")
     try:
-        return np.asanyarray(nibabel.load(path).dataobj)
+        return read(nibabel.load(path))
     except FileNotFoundError:
         raise Missing(f"{path}: no such file") from None
     except Exception as error:  # nibabel, gzip and zlib each have their own

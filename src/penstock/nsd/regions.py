@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.base import checks
 from penstock.dataset.store import digest
 from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch
 from penstock.files.retry import open_for_parser
 from penstock.nsd.layout import Layout
-from penstock.nsd.libraries import load_nifti
+from penstock.nsd.libraries import load_nifti, nifti_shape
 
 Region = str | os.PathLike[str] | np.ndarray | Sequence[Any] | None
 Order = Literal["nifti", "hdf5"]
@@ -109,6 +110,10 @@ def find_voxels(layout: Layout, region: Region, min_ncsnr: float | None, order: 
 
 
 def _above_ceiling(layout: Layout, found: _Found | None, least: float) -> _Found:
+    if isinstance(least, bool) or not isinstance(least, int | float | np.number):
+        raise ConfigError(f"min_ncsnr={checks.shown(least)}: expected a number, such as 0.2")
+    if not os.path.isfile(layout.noise_ceiling):
+        raise Missing(f"min_ncsnr={least}: {layout.noise_ceiling} is not there; fetch it, or leave min_ncsnr out")
     good = np.nan_to_num(load_nifti(layout.noise_ceiling), nan=-np.inf) >= least
     if found is None:
         return _Found(good, os.path.basename(layout.noise_ceiling))
@@ -123,8 +128,19 @@ def volume_shape(layout: Layout) -> tuple[int, ...] | None:
     """X, Y, Z of any volume of the subject; None where there is no volume."""
     for path in (layout.brainmask, *sorted(glob.glob(os.path.join(glob.escape(layout.regions), "*.nii.gz")))):
         if os.path.isfile(path):
-            return load_nifti(path).shape
+            return nifti_shape(path)
     return None
+
+
+def _load(layout: Layout, path: str) -> np.ndarray:
+    """The labels in a region's file, which must be of the subject's own space."""
+    volume = load_nifti(path)
+    if os.path.isfile(layout.brainmask) and volume.shape != (expected := nifti_shape(layout.brainmask)):
+        raise SchemaMismatch(
+            f"{path}: has shape {volume.shape}, but {layout.brainmask} has {expected}: it belongs to another space or "
+            f"subject"
+        )
+    return volume
 
 
 def region_names(layout: Layout) -> dict[str, tuple[str, ...]]:
@@ -151,6 +167,11 @@ def _find(layout: Layout, region: Any) -> _Found:
             raise ConfigError(f"roi={region!r}: expected at least one region, and all of one shape")
         united = np.asarray(np.stack([each.mask for each in found]).any(axis=0))
         return _Found(united, "; ".join(each.source for each in found))
+    if region is None or np.ndim(region) == 0:
+        raise ConfigError(
+            f"roi={checks.shown(region)}: expected a region's name, a NIfTI file, booleans of shape (X, Y, Z), or a "
+            f"list of these"
+        )
     mask = np.asarray(region)
     if mask.ndim != 3 or mask.dtype != bool:
         raise ConfigError(
@@ -167,7 +188,7 @@ def _find(layout: Layout, region: Any) -> _Found:
 def _named(layout: Layout, name: str, *, is_path: bool) -> _Found:
     """A file, a region, region:label, or a label alone."""
     if os.path.isfile(name):
-        return _Found(load_nifti(name) > 0, name)
+        return _Found(_load(layout, name) > 0, name)
     if is_path or os.path.sep in name or name.endswith((".nii", ".nii.gz")):
         raise Missing(f"roi={name!r}: no such file")
     if name == "brainmask":
@@ -203,7 +224,7 @@ def _labelled(layout: Layout, files: Sequence[str], numbers: Sequence[int] | Non
     """These labels of a region, or all of them; hemispheres are united."""
     masks, sources = [], []
     for path in files:
-        volume, name = load_nifti(path), os.path.basename(path)
+        volume, name = _load(layout, path), os.path.basename(path)
         masks.append(volume > 0 if numbers is None else np.isin(volume, numbers))
         known = _labels(layout, name.removesuffix(".nii.gz"))
         chosen = ", ".join(known.get(number, str(number)) for number in numbers or ())

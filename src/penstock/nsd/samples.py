@@ -1,6 +1,6 @@
 """Puts a dataset together: voxels, pictures, columns of the trial table, further arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_args
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ALIASES = {"coco": "stim_id", "trial": "global_trial", "images": "image", "reps": "n_reps"}
 """MindEye's names of columns."""
 FIT_MEMORY = 256 * MiB
+Where = Mapping[str, Any] | Callable[[Any], Any] | None
 OF_VOXELS = ("voxels", "past_voxels", "future_voxels")
 
 
@@ -83,8 +84,8 @@ class Wanted:
                 f'zscore_when="after": normalizes the means of pictures, so it goes with reps="mean" and '
                 f'zscore="train"; here reps={self.reps!r} and zscore={self.zscore!r}'
             )
-        if min(self.context) < 0:
-            raise ConfigError(f"context={self.context}: expected how many trials before and how many after")
+        if not isinstance(self.context, Sequence) or len(self.context) != 2 or not all(map(_is_count, self.context)):
+            raise ConfigError(f"context={self.context!r}: expected how many trials before and how many after: (3, 2)")
 
 
 class Samples:
@@ -244,6 +245,27 @@ class Samples:
             return part
         axes = len(part.fields[FIELD].shape)
         return part.permute(FIELD, *range(axes - 3), axes - 1, axes - 2, axes - 3)
+
+
+def _is_count(value: Any) -> bool:
+    return checks.is_whole(value) and value >= 0
+
+
+def matching(trials: Any, where: Where) -> np.ndarray:
+    """Whether each trial has the values asked for."""
+    if where is None:
+        return np.ones(len(trials), bool)
+    if callable(where):
+        return booleans(where(trials), trials, "where")
+    if not isinstance(where, Mapping):
+        raise ConfigError(f"where={checks.shown(where)}: expected a dict of columns and values, or a function")
+    keep = np.ones(len(trials), bool)
+    for name, wanted in where.items():
+        if name not in trials:
+            raise ConfigError(f"where: no column {name!r}; the trial table has {', '.join(trials.columns)}")
+        values = wanted if isinstance(wanted, list | tuple | set | range | np.ndarray) else [wanted]
+        keep &= np.asarray(trials[name].isin(list(values)))
+    return keep
 
 
 def booleans(given: Any, trials: Any, argument: str) -> np.ndarray:

@@ -17,14 +17,14 @@ from penstock.errors import ConfigError, DataError, Missing
 from penstock.files.files import Files, remote_files
 from penstock.formats.paths import absolute
 from penstock.nsd import bucket
-from penstock.nsd.betas import SessionFiles, Sessions, check_sessions, ranges, why_no_sessions
+from penstock.nsd.betas import SessionFiles, Sessions, chosen_sessions, ranges, why_no_sessions
 from penstock.nsd.dataset import COLUMNS, NSDDataset
 from penstock.nsd.layout import BETAS, STIMULI, SUBJECTS, Layout
 from penstock.nsd.prepare import Job, prepare
 from penstock.nsd.prepared import Copy, Prepared
 from penstock.nsd.regions import Order, Region, Voxels, find_voxels, region_names, volume_shape
 from penstock.nsd.repetitions import Padding, Reps
-from penstock.nsd.samples import Choice, Samples, Wanted, booleans
+from penstock.nsd.samples import Choice, Samples, Wanted, Where, booleans, matching
 from penstock.nsd.splits import choose, fitting, needs_design
 from penstock.nsd.stimuli import Pictures
 from penstock.nsd.trials import SessionLength, Sources, planned_trials, read_all_trials, read_trials
@@ -32,8 +32,6 @@ from penstock.nsd.zscore import Moments
 
 if TYPE_CHECKING:
     from penstock.remote.ranges import RemoteOptions
-
-Where = Mapping[str, Any] | Callable[[Any], Any] | None
 
 
 class NSD:
@@ -61,9 +59,8 @@ class NSD:
         remote: "RemoteOptions | None" = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        if subject not in SUBJECTS:
-            raise ConfigError(f"subject={subject!r}: expected a whole number from 1 to 8")
-        self.layout = Layout(absolute(os.fspath(root)), int(subject), space, BETAS.get(betas, betas))
+        subject = checks.whole("subject", subject, least=1, most=len(SUBJECTS))
+        self.layout = Layout(absolute(os.fspath(root)), subject, space, BETAS.get(betas, betas))
         self.stimuli: str | None = None
         """The address of the pictures, in a bucket."""
         self._remote, self._cache_dir = remote, None if cache_dir is None else os.path.abspath(cache_dir)
@@ -156,7 +153,7 @@ class NSD:
     def missing(self) -> tuple[str, ...]:
         """Descriptions of what is not on disk: sessions, tables, regions, pictures."""
         layout, found = self.layout, []
-        answered = self._sources.sessions_answered()
+        answered = self._sources.sessions_answered
         last = max(*self.sessions, answered)
         gone = sorted(set(range(1, last + 1)) - set(self.sessions))
         if gone:
@@ -164,8 +161,8 @@ class NSD:
         late = [session for session in self.sessions if session > answered]
         if answered and late:
             found.append(
-                f"behaviour of sessions {ranges(late)}: {layout.responses} ends with session {answered}, it is older "
-                f"than the betas"
+                f"behaviour of sessions {ranges(late)}: {layout.responses} has only {ranges(range(1, answered + 1))} "
+                f"and is older than the betas"
             )
         for what, path in (
             ("behaviour", layout.responses),
@@ -271,12 +268,11 @@ class NSD:
             raise ConfigError(f'columns={columns!r}: expected a tuple of names, such as ("voxels", "image", "coco")')
         stored = self._stored(None if max_open_files is None else checks.whole("max_open_files", max_open_files))
         voxels = self.voxels(roi, min_ncsnr=min_ncsnr, order=voxel_order)
-        chosen = self.sessions if sessions is None else tuple(sessions)
-        check_sessions(chosen, self.sessions, self._files.folder)
+        chosen = chosen_sessions(sessions, self.sessions, self._files.folder)
         left_out: tuple[DataError, ...] = ()
         if check_on_error(on_error) == "skip":
             chosen, left_out = self._openable(chosen, voxels, stored)
-        choice = self._choice(chosen, split, split_seed, where)
+        choice = self._choice(chosen, split, checks.whole("split_seed", split_seed), where)
         wanted = Wanted(
             columns=tuple(columns), voxels=voxels, reps=reps, padding=stack_padding, context=context, zscore=zscore,
             zscore_when=zscore_when, fitted_on=self._fitted_on(zscore_fit, zscore, split, split_seed, choice),
@@ -319,8 +315,7 @@ class NSD:
         and the bytes in all.
         """
         voxels = self.voxels(roi, min_ncsnr=min_ncsnr, order=voxel_order)
-        wanted = list(self._files.paths if sessions is None else sessions)
-        check_sessions(wanted, list(self._files.paths), self._files.folder)
+        wanted = chosen_sessions(sessions, list(self._files.paths), self._files.folder)
         job = Job(self._stored(), self._prepared, voxels, wanted, parse_size(memory, argument="memory"))
         return prepare(job, one_file=checks.flag("one_file", one_file), progress=progress)
 
@@ -338,7 +333,7 @@ class NSD:
             keep &= choose(trials, split, seed=seed, planned=self._planned)
         elif split is not None:
             keep &= booleans(split, trials, "split")
-        keep &= _where(trials, where)
+        keep &= matching(trials, where)
         if not keep.any():
             raise ConfigError("no trial is left: sessions=, split= and where= exclude all of them")
         return Choice(trials, inside, np.flatnonzero(keep[inside]))
@@ -367,20 +362,6 @@ def _together(copies: Sequence[Copy]) -> Dataset:
     whole = copies[0].dataset
     rows = np.concatenate([np.arange(copy.first, copy.first + copy.trials) for copy in copies])
     return whole if np.array_equal(rows, np.arange(len(whole))) else whole.select(rows)
-
-
-def _where(trials: Any, where: Where) -> np.ndarray:
-    if where is None:
-        return np.ones(len(trials), bool)
-    if callable(where):
-        return booleans(where(trials), trials, "where")
-    keep = np.ones(len(trials), bool)
-    for name, wanted in where.items():
-        if name not in trials:
-            raise ConfigError(f"where: no column {name!r}; the trial table has {', '.join(trials.columns)}")
-        values = wanted if isinstance(wanted, list | tuple | set | range | np.ndarray) else [wanted]
-        keep &= np.asarray(trials[name].isin(list(values)))
-    return keep
 
 
 def subjects(root: str | os.PathLike[str], space: str = "func1pt8mm", betas: str = "b3") -> list[int]:

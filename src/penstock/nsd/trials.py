@@ -95,9 +95,11 @@ class Sources:
         """Trials in ``responses.tsv``."""
         return 0 if self.responses is None else len(self.responses)
 
+    @cached_property
     def sessions_answered(self) -> int:
-        """The last session in ``responses.tsv``."""
-        return 0 if self.responses is None else int(np.asarray(self.responses["SESSION"]).max())
+        """Sessions that ``responses.tsv`` has whole."""
+        counts = np.bincount(np.asarray(self.responses["SESSION"], np.int64)) if self.answered else np.zeros(1)
+        return int((counts == counts.max()).sum()) if counts.any() else 0
 
     def shared(self, pictures: np.ndarray) -> np.ndarray:
         """Whether each trial showed a shared picture, given the picture of each trial."""
@@ -157,7 +159,7 @@ def planned_trials(sources: Sources, per_session: int) -> Any:
     planned = next(iter(sources.planned().values()), None)
     most = SESSIONS[sources.layout.subject]
     if planned is None:
-        if sources.responses is None or sources.sessions_answered() < most:
+        if sources.responses is None or sources.sessions_answered < most:
             return None
         planned = np.asarray(sources.responses["73KID"], np.int64) - 1
     pictures = planned[: most * per_session]
