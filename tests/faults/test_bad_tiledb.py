@@ -158,6 +158,23 @@ def test_a_tile_that_declares_millions_of_chunks(array: str, tile: int) -> None:
         ps.open(array)
 
 
+@pytest.mark.case(24)
+def test_the_last_of_many_tiles_declares_millions_of_chunks(tmp_path: Path) -> None:
+    """The record of where tiles begin has several parts."""
+    count, path = 9_000, str(tmp_path / "many.tiledb")
+    domain = tiledb.Domain(tiledb.Dim("i", domain=(0, count - 1), tile=1, dtype=np.int64))
+    tiledb.Array.create(path, tiledb.ArraySchema(domain, [tiledb.Attr("x", dtype=np.int32)]))
+    with tiledb.open(path, "w") as array:
+        array[:] = np.arange(count, dtype=np.int32)
+    assert ps.open(path)[count - 1]["x"] == count - 1
+    (tiles,) = Path(path, "__fragments").glob("*/a0.tdb")
+    whole = tiles.read_bytes()
+    begin = whole.rindex(struct.pack("<QI", 1, 4))
+    tiles.write_bytes(whole[:begin] + struct.pack("<Q", 2**24) + whole[begin + 8 :])
+    with pytest.raises(Corrupt, match=rf"a0\.tdb: a tile at byte {begin:,} declares 16,777,216 chunks in"):
+        ps.open(path)
+
+
 def test_without_the_library(array: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tiledb", None)
     with pytest.raises(ConfigError, match=r'pip install "penstock\[tiledb\]"'):

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # An error names so many of the files that cannot be opened.
 NAMED_FAILURES = 10
+
+_quiet: ContextVar[bool] = ContextVar("penstock opens quietly", default=False)
 
 
 @explains_arguments(
@@ -121,7 +124,7 @@ def open(
         ),
     )
     ds = _Opened(_absolute(path if isinstance(path, str | os.PathLike) else _paths("path", path)), options)
-    if ds.fields_left_out:
+    if ds.fields_left_out and not _quiet.get():
         warnings.warn(_describe_fields(ds.fields_left_out), FieldsLeftOut, stacklevel=3)
     return ds
 
@@ -139,9 +142,11 @@ def open_with(
 
 def open_quietly(path: Path | Iterable[Path], **options: Any) -> Dataset:
     """Open without a warning, for callers that report themselves which fields are left out."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FieldsLeftOut)
+    token = _quiet.set(True)  # warnings.catch_warnings would silence other threads too
+    try:
         return open(path, **options)
+    finally:
+        _quiet.reset(token)
 
 
 def _describe_fields(left_out: Mapping[str, str]) -> str:

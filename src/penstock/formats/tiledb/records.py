@@ -10,7 +10,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,9 +35,8 @@ _PART = struct.Struct("<II")
 MOST_BYTES = 64 * MiB
 MOST_EXPANSION = 16
 
-# The library takes some 40 bytes for each chunk that a tile declares; only the first tiles of a file are looked at.
+# The library takes some 40 bytes for each chunk that a tile declares.
 MOST_CHUNKS = 250_000
-MOST_TILES = 4096
 
 # The first version whose fragments end with the length of their footer.
 _FOOTER_SINCE = 10
@@ -78,9 +77,11 @@ def _check_fragment(file: BinaryIO) -> None:
     attributes = _attribute_files(os.path.dirname(file.name))
     at = number = 0
     while at < end:
-        at, content = _check_record(file, at, end)
         if path := attributes.get(number - 1):
-            _check_tiles(path, content)
+            with open_for_parser(path) as tiles:
+                at = _check_record(file, at, end, _Tiles(tiles).check)
+        else:
+            at = _check_record(file, at, end)
         number += 1
 
 
@@ -90,21 +91,32 @@ def _attribute_files(fragment: str) -> dict[int, str]:
     return {int(match[1]): path for match, path in found if match}
 
 
-def _check_tiles(path: str, offsets: bytes) -> None:
-    """Refuse tiles that declare more chunks than they have room for, if the library would take much memory for them."""
-    begins = [begin for (begin,) in _COUNT.iter_unpack(offsets[_COUNT.size : _COUNT.size * (MOST_TILES + 1)])]
-    with open_for_parser(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        for begin in begins:
-            if begin + _COUNT.size > size:
+class _Tiles:
+    """Refuses tiles that declare more chunks than they have room for, if the library would take much memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.size = file, os.fstat(file.fileno()).st_size
+        self._skipped, self._rest = False, b""
+
+    def check(self, offsets: bytes) -> None:
+        """Look at the tiles of the next part of a record: how many there are, then where each begins."""
+        offsets = self._rest + offsets
+        end = len(offsets) // _COUNT.size * _COUNT.size
+        begins, self._rest = offsets[:end], offsets[end:]
+        if begins and not self._skipped:
+            begins, self._skipped = begins[_COUNT.size :], True
+        descriptor, last = self.file.fileno(), self.size - _COUNT.size
+        for (begin,) in _COUNT.iter_unpack(begins):
+            if begin > last:
                 return  # the library refuses it
-            (count,) = _COUNT.unpack(_read(file, begin, _COUNT.size, size))
-            if count > MOST_CHUNKS and count * _CHUNK.size > size - begin:
-                raise _damaged(file, f"a tile at byte {begin:,} declares {count:,} chunks in {size - begin:,} bytes")
+            (count,) = _COUNT.unpack(os.pread(descriptor, _COUNT.size, begin))
+            if count > MOST_CHUNKS and count * _CHUNK.size > self.size - begin:
+                told = f"a tile at byte {begin:,} declares {count:,} chunks in {self.size - begin:,} bytes"
+                raise _damaged(self.file, told)
 
 
-def _check_record(file: BinaryIO, at: int, end: int) -> tuple[int, bytes]:
-    """Where the next record begins, and the first chunk of this one as far as it can be decoded here."""
+def _check_record(file: BinaryIO, at: int, end: int, check: Callable[[bytes], None] = lambda content: None) -> int:
+    """Where the next record begins; ``check`` gets the pieces of this one, if it can be decoded here."""
     _, stored, decoded, _, _, _, filters = _HEADER.unpack(_read(file, at, _HEADER.size, end))
     begin = at + _HEADER.size + filters
     if begin + stored > end:
@@ -115,17 +127,16 @@ def _check_record(file: BinaryIO, at: int, end: int) -> tuple[int, bytes]:
             f"{format_size(MOST_BYTES)} is the limit. The file is damaged or malicious: leave the array out"
         )
     is_gzip = _is_gzip(_read(file, at + _HEADER.size, filters, end))
-    found, first = 0, b""
+    found = 0
     for length, chunk in _chunks(file, begin, begin + stored):
         found += length
         if found > decoded:
             break
         if is_gzip:
-            content = _expanded(file, length, *chunk)
-            first = first or content
+            check(_expanded(file, length, *chunk))
     if found != decoded:
         raise _damaged(file, f"a record at byte {at:,} declares {decoded:,} bytes, its chunks {found:,}")
-    return int(begin + stored), first
+    return int(begin + stored)
 
 
 def _is_gzip(filters: bytes) -> bool:
