@@ -89,7 +89,7 @@ def test_links_within_the_file_are_followed(opened: Path) -> None:
         file["nowhere"] = h5py.SoftLink("/none")
     for field in ("near/data", "near/beside", "deep/beside"):
         assert np.array_equal(ps.open(opened / "a.h5", fields=[field])[:][field], VALUES)
-    with pytest.raises(Corrupt, match="links in a ring"):
+    with pytest.raises(Corrupt, match="links, which form a circle"):
         ps.open(opened / "a.h5", fields=["ring"])
     with pytest.raises(Missing, match="link to nowhere"):
         ps.open(opened / "a.h5", fields=["nowhere"])

@@ -14,7 +14,7 @@ from penstock.base.sizes import format_size
 class FieldSpec:
     """Dtype and shape of one field of one sample, as it is delivered (always in native byte order).
 
-    Things of no fixed size (text, JSON …) are Python objects, delivered in lists.
+    Values without a fixed size (text, JSON …) are Python objects, delivered in lists.
     """
 
     dtype: np.dtype
@@ -75,7 +75,7 @@ MANIFEST = "a manifest"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one sample lies: the file, and the place in it (``betas[12]``, a tar key …)."""
+    """Where one sample is stored: the file, and the place in it (``betas[12]``, a tar key …)."""
 
     url: str
     key: str

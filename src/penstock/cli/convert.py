@@ -15,13 +15,13 @@ from penstock.testing.measure import tree_bytes
 
 EXAMPLES = """examples:
   penstock convert "betas_session*.hdf5" betas.zarr --memory 512MiB
-      Zarr v3 in shards, each row to be read by itself
+      Zarr v3 in shards, so that each row can be read by itself
 
   penstock convert betas.hdf5 betas.npy --row-axis 1 --memory 64MiB
       a file stored by voxel, turned into rows: everything is read once and written once
 
   penstock convert "betas_session*.hdf5" betas.h5 --compression zstd --dry-run
-      what it would do and hold, and nothing else
+      show what it would do and how much memory it needs, and write nothing
 
   penstock convert pictures.h5 "train-%06d.tar" --shuffle 0
       tar shards in shuffled order
@@ -33,10 +33,10 @@ EXAMPLES = """examples:
   penstock convert betas.hdf5 betas.zarr
       the third of 40 array jobs; and when all are done, the call that finishes the output
 
-Interrupted at any moment, the same command goes on from there. The output appears under its name when it is whole;
-beside it lie its manifest (penstock verify OUT --manifest OUT.manifest.json) and where it came from.
+An interrupted conversion is continued by the same command. The output appears under its name when it is complete.
+Beside it are a manifest (penstock verify OUT --manifest OUT.manifest.json) and a record of where the data came from.
 
-exit codes: 0 done; 2 it cannot be done as asked (memory too little: the smallest that works is named)"""
+exit codes: 0 success; 2 invalid request (if memory is too small, the smallest that works is named)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,29 +45,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "betas_session*.hdf5"')
     parser.add_argument("to", help="what to write: .zarr, .h5, .npy, .tar or .parquet; train-%%06d.tar for several")
-    parser.add_argument("--memory", default="512MiB", metavar="SIZE", help="the most that it holds (%(default)s)")
+    parser.add_argument("--memory", default="512MiB", metavar="SIZE", help="most memory to hold (%(default)s)")
     parser.add_argument("--fields", nargs="+", metavar="NAME", help="these fields only")
-    parser.add_argument("--mask", metavar="FILE", help=".npy of booleans: the part of each row that is wanted")
-    parser.add_argument("--row-axis", type=int, default=0, metavar="N", help="along which samples lie (%(default)s)")
-    parser.add_argument(
-        "--compression", choices=["zstd", "gzip", "none"], help="by default zstd for Zarr, none for HDF5"
-    )
-    parser.add_argument("--rows-per-chunk", type=count, metavar="N", help="by default what makes 1 MiB")
-    parser.add_argument("--shard-bytes", default="256MiB", metavar="SIZE", help="of shards, about (%(default)s)")
-    parser.add_argument("--shuffle", type=int, metavar="SEED", help="write rows in an order shuffled by this number")
-    parser.add_argument("--workers", type=count, metavar="N", help="processes; by default one per core if they fit")
+    parser.add_argument("--mask", metavar="FILE", help="a boolean .npy array that selects a part of each row")
+    parser.add_argument("--row-axis", type=int, default=0, metavar="N", help="the axis of the samples (%(default)s)")
+    parser.add_argument("--compression", choices=["zstd", "gzip", "none"], help="default: zstd for Zarr, none for HDF5")
+    parser.add_argument("--rows-per-chunk", type=count, metavar="N", help="default: about 1 MiB per chunk")
+    parser.add_argument("--shard-bytes", default="256MiB", metavar="SIZE", help="size of shards, about (%(default)s)")
+    parser.add_argument("--shuffle", type=int, metavar="SEED", help="write rows in an order shuffled with this seed")
+    parser.add_argument("--workers", type=count, metavar="N", help="processes (default: one per core if they fit)")
     parser.add_argument(
         "--like", choices=["plan"], help="the layout that `penstock plan` advises; says how long and how large first"
     )
     parser.add_argument("--part", type=_part, metavar="K/N", help="only the K-th of N parts, for array jobs")
-    parser.add_argument("--finish", action="store_true", help="only finish what parts have done")
-    parser.add_argument("--no-verify", action="store_true", help="do not read again what was written")
+    parser.add_argument("--finish", action="store_true", help="only put together what the parts have done")
+    parser.add_argument("--no-verify", action="store_true", help="skip reading the output back to compare it")
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace an output that is there, when the new is whole"
+        "--overwrite", action="store_true", help="replace an existing output, once the new one is complete"
     )
-    parser.add_argument("--restart", action="store_true", help="forget what an interrupted conversion has done")
-    parser.add_argument("--dry-run", action="store_true", help="say what it would do")
-    parser.add_argument("--json", action="store_true", help="for scripts, sizes in bytes")
+    parser.add_argument("--restart", action="store_true", help="start again instead of continuing")
+    parser.add_argument("--dry-run", action="store_true", help="show what it would do, and write nothing")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, with sizes in bytes")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``convert``: a dataset in another layout."""
+"""``convert``: write a dataset in another layout."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -46,10 +46,11 @@ def convert(
     """Write a dataset in another layout: ``convert(ds, "out.zarr", memory="512MiB")``.
 
     The name chooses the format: ``out.zarr`` (Zarr v3, sharded), ``out.h5``, ``out.npy`` (one field), ``out.tar`` or
-    ``train-%06d.tar``, ``out.parquet`` or ``part-%04d.parquet``. The output appears under its name when it is whole.
-    Interrupted at any moment, the same call goes on from there. Beside the output lie its manifest and its provenance.
+    ``train-%06d.tar``, ``out.parquet`` or ``part-%04d.parquet``. The output appears under its name when it is complete.
+    An interrupted conversion is continued by the same call. A manifest and a record of where the data came from are
+    written beside the output.
 
-    memory:          the most that it holds, all its processes together; what cannot fit is refused before it begins
+    memory:          the most that all its processes hold together; what cannot fit is refused before it starts
     like:            "plan": the layout that ``penstock.plan`` advises. A name without an ending gets one. Refused where
                      the plan advises to keep the files. ``announce`` is told how long it takes and how large it becomes
     compression:     "zstd" or "none" for Zarr; "none", "zstd" or "gzip" for HDF5; by default the first
@@ -61,12 +62,12 @@ def convert(
                      ``concurrent.futures.Executor``: Dask's ``client.get_executor()``, ``mpi4py.futures`` …
     workers:         tasks that run at a time; by default as many as there are cores and memory allows
     verify:          read what was written again and compare it
-    overwrite:       replace an output that is there, when the new one is whole
-    restart:         forget what an interrupted conversion to the same place has done
+    overwrite:       replace an existing output, once the new one is complete
+    restart:         start again instead of continuing an interrupted conversion
     dry_run:         only plan: print the result's ``plan``
     part:            (3, 40): only the third of 40 parts of the tasks, for array jobs; the output is finished by a call
                      without ``part``, which also does what is missing
-    only_finish:     do no task: an error where one is missing
+    only_finish:     only finish: an error if a task is still to be done
     attributes:      of arrays of Zarr and HDF5, by field; of the whole under ""
     progress:        called with the bytes written so far, and all
     announce:        with ``like``: called with the plan and the estimate in words, before anything is written
@@ -102,11 +103,11 @@ def convert(
 
 
 def _quietly(done: int, total: int) -> None:
-    """Nobody wants to know."""
+    """Progress that nobody asked for."""
 
 
 def _silently(text: str) -> None:
-    """The same of words."""
+    """Announcements that nobody asked for."""
 
 
 def _options(

@@ -110,7 +110,7 @@ class ConversionPlan:
 
     @property
     def key(self) -> str:
-        """Differs where the output would."""
+        """A digest that differs if the output would differ."""
         cuts = [(name, *map(str, asdict(cut).values())) for name, cut in self.cuts.items()]
         chosen = (self.options.format, self.options.compression)
         return digest(self.fingerprint, os.path.basename(self.goal), chosen, cuts)

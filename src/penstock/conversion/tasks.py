@@ -28,7 +28,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of the output, in its folder."""
+        """The file name of the output, in its folder."""
         return os.path.basename(os.path.abspath(self.plan.goal))
 
     @property

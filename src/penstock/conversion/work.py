@@ -57,7 +57,7 @@ class Work:
             return None
 
     def begin(self, plan: Mapping[str, Any]) -> None:
-        """Make the folder, unless it is there."""
+        """Create the folder if it does not exist."""
         with writing(self.folder):
             for name in ("done", "partial", "data"):
                 os.makedirs(self.path(name), exist_ok=True)
@@ -140,7 +140,7 @@ class Output:
         self.file, self.size, self._digests = file, 0, Digests()
 
     def write(self, data: Any) -> int:
-        """Append; return where it begins."""
+        """Append bytes, and return their offset."""
         view, begin = memoryview(data).cast("B"), self.size
         self._digests.add(view)
         write_at(self.file.fileno(), view, begin)

@@ -17,7 +17,7 @@ GOOD_QUALITY = 0.9
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """``print(penstock.inspect(path))``."""
+    """What files contain and how each field will be read: ``print(penstock.inspect(path))``."""
 
     rows: int
     files: int

@@ -60,7 +60,7 @@ class Gathered(Wrapper):
 
     @property
     def only_stacks(self) -> bool:
-        """Whether every value is one of a row below."""
+        """Whether each delivered value is a value of one row, not a mean of several."""
         return not self.mean and not self._some_absent
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Keys(Sequence[str]):
-    """Names of samples, made on demand. If a format has no names, they say where a sample lies: ``betas[12]``."""
+    """Names of samples, made on demand. If a format has no names, the name is the place in the file: ``betas[12]``."""
 
     def __init__(self, ds: "Dataset") -> None:
         self._ds = ds

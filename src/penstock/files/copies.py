@@ -45,7 +45,7 @@ class Servers:
         return self.made
 
     def first_bytes(self, path: str) -> bytes:
-        """Of a file that is identified next: the same request does both."""
+        """The first bytes of a file; the same request also identifies it."""
         self._ask(path)
         self._just_asked.add(path)
         return self.known[path].first

@@ -83,7 +83,7 @@ class Manifest:
 
     @property
     def index_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory that the manifest takes."""
         texts = sum(map(len, self.sizes)) if len(self.sizes) < 1000 else 100 * len(self.sizes)
         return self.digests.nbytes + self.seen.nbytes + texts + ENTRY_BYTES * len(self.sizes)
 

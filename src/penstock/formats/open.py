@@ -75,7 +75,7 @@ def open(
     allow_fill:      deliver the fill value for chunks that were never written, and count them in ``Loader.stats``; they
                      are an error otherwise, because a lost chunk looks the same
     allow_external:  folders that an HDF5 file may take data from besides its own: virtual datasets, external storage
-    swmr:            read HDF5 files that are still being written, with the rows they have now; see ``Dataset.refresh``
+    swmr:            read HDF5 files that are still being written; ``Dataset.refresh`` then adds new rows
     on_error:        "skip" leaves out files that cannot be opened, and lists why in ``Dataset.left_out``
     index_dir:       where large chunk tables are saved between runs: a folder, False for nowhere, None for the user's
                      cache folder (or $PENSTOCK_CACHE)
@@ -168,7 +168,7 @@ def open_raw(
     max_open_files: int | None = None,
     manifest: Path | None = None,
 ) -> Dataset:
-    """Open files without a header, which hold rows one after another; ``dtype`` and ``shape`` are those of one row.
+    """Open raw binary files: rows one after another, without a header. ``dtype`` and ``shape`` are those of one row.
 
     path:            as for ``open``; each file has as many rows as fit
     offset:          bytes before the first row of each file

@@ -1,1 +1,1 @@
-"""penstock inside other people's training loops. Each module needs its package, and is imported by its own name."""
+"""penstock inside other training frameworks. Each module needs its own package: ``penstock.integrations.lightning``."""

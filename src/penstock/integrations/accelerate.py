@@ -2,9 +2,9 @@
 
     train = accelerator.prepare(for_accelerate(loader))
 
-``Accelerator.prepare`` takes care of torch's ``DataLoader`` alone. ``for_accelerate`` gives one that takes its batches
-from a penstock loader: batches come on the accelerator's device, the last batch of an epoch is known to be the last (so
-that gradients accumulated so far are applied), ``save_state`` and ``load_state`` keep the position, and
+``Accelerator.prepare`` only understands torch's ``DataLoader``. ``for_accelerate`` returns one that takes its batches
+from a penstock loader: batches arrive on the accelerator's device, the last batch of an epoch is known to be the last
+(so that gradients accumulated so far are applied), ``save_state`` and ``load_state`` keep the position, and
 ``skip_first_batches`` begins at the wanted batch without reading those before it.
 """
 
@@ -26,7 +26,7 @@ except ImportError:
 
 
 def for_accelerate(loader: Loader) -> "AccelerateLoader":
-    """A loader as ``Accelerator.prepare`` and the Trainer expect one; make it after the ``Accelerator``."""
+    """Wrap a loader for ``Accelerator.prepare`` and the Trainer; make it after the ``Accelerator``."""
     if not isinstance(loader, Loader):
         raise ConfigError(f"for_accelerate({type(loader).__name__}): expected a penstock.Loader")
     return AccelerateLoader(loader)
@@ -47,7 +47,7 @@ class Batches(Dataset):
         self._next: int | None = None
 
     def __len__(self) -> int:
-        """Samples, not batches: what those who ask for the length of a dataset mean."""
+        """Samples, not batches, as for any dataset."""
         return self.total_dataset_length
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
@@ -128,5 +128,5 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader):  # type: ignore[misc]
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved position."""
+        """Continue from a saved position."""
         self.loader.load_state_dict(state)

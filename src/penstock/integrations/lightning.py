@@ -34,9 +34,9 @@ class DataModule(LightningDataModule):
     """Loaders for ``trainer.fit``, ``validate``, ``test`` and ``predict``, made of datasets.
 
     train, val, test, predict:  a dataset each; several, by name, come as a dict of batches
-    shuffle:                    of training alone; the others come in order
-    options:                    what ``penstock.Loader`` takes: ``batch_size``, ``memory``, ``columns``, ``seed`` …; the
-                                memory budget is that of each loader
+    shuffle:                    whether training data are shuffled; the others always come in order
+    options:                    arguments of ``penstock.Loader``: ``batch_size``, ``memory``, ``columns``, ``seed`` …;
+                                each loader has a memory budget of its own
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DataModule(LightningDataModule):
 
 
 class RestoreLoaders(Callback):
-    """Saves the positions of the training loaders in each checkpoint, and goes on from them when training resumes."""
+    """Saves the positions of the training loaders in each checkpoint, and restores them when training resumes."""
 
     def __init__(self) -> None:
         self._saved: list[dict[str, Any]] | None = None

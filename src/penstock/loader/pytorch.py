@@ -54,7 +54,7 @@ def tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is one of torch's."""
+    """Whether this is a tensor of torch's."""
     return isinstance(value, torch.Tensor)
 
 

@@ -56,7 +56,7 @@ def sessions(layout: Layout, files: Files) -> list[str]:
 
 
 def address(layout: Layout, name: str) -> str:
-    """Of a file that is named by its path in the release."""
+    """The address of a file, given its path in the release."""
     return f"{layout.root.rstrip('/')}/{name.replace(os.sep, '/')}"
 
 

@@ -45,11 +45,11 @@ class NSDDataset(Dataset):
     fmri_dir:        the root of the release, the folder of one version of betas in it (which names subject, space and
                      version), or a folder with session files
     columns:         what a sample consists of
-    subject:         1 to 8; needed where the folder's name does not tell
+    subject:         1 to 8; needed if the folder's name does not say
     max_open_files:  data files held open at once
     options:         all other arguments of ``NSD`` and ``NSD.dataset``
 
-    It goes into torch's own ``DataLoader`` as it is, workers included; ``ds.loader(…)`` is penstock's.
+    It works inside torch's own ``DataLoader``, with workers too; ``ds.loader(…)`` makes a penstock ``Loader``.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class NSDDataset(Dataset):
 
     @property
     def opening_bytes(self) -> int:
-        """Memory of what is in no plan: the trial table, masks, and what the libraries that read them keep."""
+        """Memory outside the plan: the trial table, masks, and what the libraries that read them keep."""
         return opening_bytes(self._trials_on_disk)
 
     def _window(self, sessions: int) -> int | None:

@@ -309,10 +309,10 @@ class NSD:
     ) -> str:
         """Copy sessions by trial, for these voxels (None: whole volumes), so that each trial can be read by itself.
 
-        One pass, in bounded memory. Sessions that were copied before are not copied again, so it can be stopped and
-        continued. ``dataset`` uses the copies from then on, for as long as their sources stay the same. ``one_file``
-        puts all copies of these voxels into one file. Returns the folder; ``progress`` is called with the bytes done
-        and the bytes in all.
+        One pass, in bounded memory. It can be interrupted and resumed: sessions that were copied are not copied again.
+        ``dataset`` uses the copies from then on, for as long as their sources stay the same. ``one_file`` puts all
+        copies of these voxels into one file. Returns the folder; ``progress`` is called with the bytes done and the
+        bytes in all.
         """
         voxels = self.voxels(roi, min_ncsnr=min_ncsnr, order=voxel_order)
         wanted = chosen_sessions(sessions, list(self._files.paths), self._files.folder)

@@ -1,4 +1,4 @@
-"""The budget is a law."""
+"""A check that a loader stays within its memory budget."""
 
 import sys
 from collections.abc import Callable

@@ -26,14 +26,14 @@ def tree_bytes() -> int:
 
 
 def release_freed_memory() -> None:
-    """Give freed memory back to the system, so that what one loader left over does not help the next."""
+    """Return freed memory to the system, so that one loader's leftovers do not help the next."""
     gc.collect()
     with suppress(OSError, AttributeError, TypeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def on_their_way(shared_before: int) -> int:
-    """Shared memory that is in nobody's hands: what workers have sent and the parent has not yet received."""
+    """Shared memory in transit: what workers have sent and the parent has not yet received."""
     grown = shared_bytes() - shared_before
     if grown <= 0:  # as a rule: looking at what each process maps takes long
         return 0
@@ -63,7 +63,7 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._run, name="penstock-memory-watch", daemon=True)
 
     def start(self) -> "MemoryWatch":
-        """Begin to sample; memory held now is the start."""
+        """Start sampling; memory is counted from here."""
         self._shared_before = shared_bytes()
         self.start_bytes = tree_bytes()
         self._began = time.perf_counter()
@@ -84,7 +84,7 @@ class MemoryWatch:
 
     @property
     def held_bytes(self) -> int:
-        """Held right now above the start."""
+        """Bytes held now, above the start."""
         return tree_bytes() + on_their_way(self._shared_before) - self.start_bytes
 
     def _run(self) -> None:

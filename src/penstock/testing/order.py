@@ -10,7 +10,7 @@ from penstock.loader.order import Order
 def check_order(order: Order, *, rows: int, once: bool = True, epochs: int = 3, seed: int = 0) -> None:
     """Check that an order is a pure function of (epoch, position) onto ``range(rows)``.
 
-    once: whether every row must come exactly once an epoch (not so where rows are drawn with replacement)
+    once: whether every row must come exactly once per epoch; False if rows are drawn with replacement
     """
     rng = np.random.default_rng(seed)
     length = len(order)

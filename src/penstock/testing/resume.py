@@ -1,4 +1,4 @@
-"""Stopping and going on must be invisible in the data."""
+"""A check that interrupted and resumed runs deliver the same data as uninterrupted ones."""
 
 import json
 from collections.abc import Callable, Sequence

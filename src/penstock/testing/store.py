@@ -20,7 +20,7 @@ ROUNDS_PER_THREAD = 5
 
 
 def check_store(open_store: Callable[[], Store], expected: Values, *, seed: int = 0) -> None:
-    """Check that a store keeps the protocol's promises and holds exactly ``expected``, one array a field.
+    """Check that a store keeps the protocol's promises and holds exactly ``expected``, one array per field.
 
     ``open_store`` is called several times; ``seed`` varies the rows that are tried.
     """
@@ -80,7 +80,7 @@ def _check_reads(store: Store, expected: Values, rng: np.random.Generator) -> No
 
 
 def _check_read(store: Store, expected: Values, rows: np.ndarray, at: np.ndarray, places: int) -> None:
-    """Right values at the places named, and every other place left alone."""
+    """The values at the named places are right, and no other place was written to."""
     out = {name: _marked(values, places) for name, values in expected.items()}
     store.read_into(rows, at, out)
     for name, values in expected.items():
@@ -92,7 +92,7 @@ def _check_read(store: Store, expected: Values, rows: np.ndarray, at: np.ndarray
 
 
 def _check_rows_apart(store: Store, expected: Values, rng: np.random.Generator) -> None:
-    """A store that says so reads into rows that are the first part of longer ones."""
+    """A store that claims it can reads into rows that are the first part of longer ones."""
     if not as_base(store).accepts_strided:
         return
     for name, values in expected.items():
@@ -108,7 +108,7 @@ def _check_rows_apart(store: Store, expected: Values, rng: np.random.Generator) 
 
 
 def _marked(like: np.ndarray, places: int) -> np.ndarray:
-    """Memory in which an untouched place can be told from any that was written."""
+    """Memory with a pattern, so that untouched places can be told from written ones."""
     if like.dtype.hasobject:
         return np.full(places, _UNTOUCHED, object)
     out = np.empty((places, *like.shape[1:]), like.dtype)

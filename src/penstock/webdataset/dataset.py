@@ -45,7 +45,7 @@ class SimpleShardList(Source):
 
     @property
     def urls(self) -> list[str]:
-        """Their names."""
+        """The names of the shards."""
         return [shard["url"] for shard in self.shards]
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class SimpleShardList(Source):
 
 
 class ResampledShards(Source):
-    """Shards drawn with replacement, for ever (or ``nshards`` times): others in each epoch, rank and worker."""
+    """Shards drawn with replacement, without end (or ``nshards`` times), anew for each epoch, rank and worker."""
 
     def __init__(self, urls: Any, nshards: int | None = None, seed: int | None = None) -> None:
         self.shards = expand(urls)
@@ -62,7 +62,7 @@ class ResampledShards(Source):
             raise ConfigError("resampled=True: a file object can be read once, so shards to draw from must be files")
 
     def begin(self, run: Run) -> Iterator[Shard]:
-        """As many draws as were asked for."""
+        """Draw ``nshards`` shards, or shards without end."""
         rng = (run if self.seed is None else replace(run, seed=self.seed)).rng()
         drawn = 0
         while self.nshards is None or drawn < self.nshards:
@@ -71,23 +71,23 @@ class ResampledShards(Source):
 
 
 class WebDataset(DataPipeline):
-    """Samples of tar shards: dicts of bytes by extension, with ``__key__`` and ``__url__``, to go on with by verbs.
+    """Samples of tar shards: dicts of bytes by extension, with ``__key__`` and ``__url__``; verbs process them further.
 
     urls:          a pattern (``"train-{000..017}.tar"``, several joined by ``::``), paths, file objects, ``"-"``
     resampled:     draw shards with replacement, without end; see ``with_epoch``
     shardshuffle:  how many shards to draw from when shuffling them; None or False for the order given
     nodesplitter:  how ranks share the shards; ``split_by_node``, or a function of your own
     workersplitter: how the workers of torch's loader share them
-    handler:       what to do about a shard or member that cannot be read; see ``handlers``
-    seed:          what every random choice follows from, with the epoch, the rank and the worker
+    handler:       called if a shard or member cannot be read; see ``handlers``
+    seed:          decides every random choice, together with the epoch, the rank and the worker
     select_files:  a function of a member's name: False leaves it out, unread
     rename_files:  a function from a member's name to another
     empty_check:   whether shards without any sample are an error
-    max_member_bytes: what a member may have; more is refused
+    max_member_bytes: larger members are refused
     cache_dir:     a folder for whole copies of shards on other machines, shared by all processes that name it; without
                    one they are streamed
-    cache_bytes:   how much that folder may hold (``"200GB"``); ``cache_size`` says the same
-    remote:        how patient to be with servers: ``penstock.remote.ranges.RemoteOptions``
+    cache_bytes:   the size limit of that folder (``"200GB"``); ``cache_size`` is another name for it
+    remote:        timeouts and retries for servers: ``penstock.remote.RemoteOptions``
     """
 
     def __init__(
@@ -157,7 +157,7 @@ def tarfile_samples(
 
 
 def tarfile_to_samples(**how: Any) -> Stage:
-    """The same as part of a pass; takes the arguments of ``tarfile_samples``."""
+    """``tarfile_samples`` as a function of an iterator of shards."""
     return Stage(read_samples, Reading(tell_path=False, **how))
 
 
@@ -167,5 +167,5 @@ def decode(*handlers: Given, handler: Handler = reraise_exception, **how: Any) -
 
 
 def shardspec(urls: str | Sequence[str]) -> SimpleShardList:
-    """The shards a text stands for."""
+    """Expand a pattern to a list of shards."""
     return SimpleShardList(urls)

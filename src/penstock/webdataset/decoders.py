@@ -211,7 +211,7 @@ class Decoder:
         """Another sample with the fields' values; ``__key__`` and its like are passed on."""
         if not isinstance(sample, dict):
             raise SchemaMismatch(
-                f"decode: a sample is a dict of fields, not {type(sample).__name__}; decode before others"
+                f"decode: a sample is a dict of fields, not {type(sample).__name__}; call decode before other verbs"
             )
         decoded = {}
         for name, value in sample.items():

@@ -1,4 +1,4 @@
-"""The verbs as methods: each returns another pipeline with one stage more."""
+"""The verbs as methods: each returns a new pipeline with one more stage."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ class Fluent:
     """The verbs as methods."""
 
     def _then(self, verb: Verb, /, *args: Any, **options: Any) -> Self:
-        """Another pipeline with one stage more."""
+        """A new pipeline with one more stage."""
         raise NotImplementedError
 
     def then(self, function: Verb, /, *args: Any, **options: Any) -> Self:
@@ -38,7 +38,7 @@ class Fluent:
         seed: int | None = None,
         handler: Handler | None = None,
     ) -> Self:
-        """Draw from the next ``size`` samples at random, beginning when ``initial`` have come.
+        """Shuffle with a buffer of ``size`` samples; output begins when the buffer holds ``initial`` of them.
 
         Without ``rng`` the order follows from the dataset's seed, the epoch, the rank and the worker; or from ``seed``
         and the epoch, the same in all ranks and workers.
@@ -60,36 +60,36 @@ class Fluent:
     ) -> Self:
         """Decode fields by their extension: pictures by mode (``"torch"``, ``"rgb8"``, ``"pil"``…), your own functions.
 
-        only:        the fields to decode; the rest stays bytes
-        partial:     leave alone what is not bytes any more
-        max_pixels:  what a picture may declare; more is refused before it is decoded
+        only:        the fields to decode; others stay bytes
+        partial:     skip values that are no longer bytes
+        max_pixels:  pictures that declare more pixels are refused before they are decoded
         """
         return self.map(Decoder(handlers, pre, post, only, partial=partial, max_pixels=max_pixels), handler=handler)
 
     def map(self, f: Function, handler: Handler = reraise_exception) -> Self:
-        """``f`` of each sample, without those of which it is None."""
+        """Apply ``f`` to each sample; samples for which it returns None are dropped."""
         return self._then(verbs.map_samples, f, handler=handler)
 
     def select(self, predicate: Callable[[Any], bool]) -> Self:
-        """The samples of which it is true."""
+        """Keep the samples for which the function returns True."""
         return self._then(verbs.select_samples, predicate)
 
     def rsample(self, p: float = 0.5) -> Self:
-        """Each sample with probability ``p``."""
+        """Keep each sample with probability ``p``."""
         return self._then(verbs.draw_samples, p)
 
     def slice(self, *bounds: int | None) -> Self:
-        """``slice(stop)`` or ``slice(start, stop, step)``, in each worker."""
+        """Keep some samples by position: ``slice(stop)`` or ``slice(start, stop, step)``, counted in each worker."""
         return self._then(verbs.slice_samples, *bounds)
 
     def log_keys(self, logfile: str | os.PathLike[str] | None = None) -> Self:
-        """Write the key of each sample that passes to the end of a file."""
+        """Append the key of each sample to a file."""
         return self._then(verbs.log_samples, logfile)
 
     # Fields.
 
     def rename(self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]) -> Self:
-        """``rename(images="jpg;png")``: whichever there is, under the new name."""
+        """``rename(images="jpg;png")``: the field jpg, or else png, gets the new name."""
         return self._then(verbs.rename_fields, handler=handler, keep=keep, **names)
 
     def rename_keys(
@@ -100,7 +100,7 @@ class Fluent:
         duplicate_is_error: bool = True,
         **patterns: str,
     ) -> Self:
-        """``rename_keys(image="*.jpg")``: fields that match a pattern, under the new name."""
+        """``rename_keys(image="*.jpg")``: the field that matches the pattern gets the new name."""
         how = {"keep_unselected": keep_unselected, "must_match": must_match, "duplicate_is_error": duplicate_is_error}
         return self._then(verbs.rename_matching, *pairs, **how, **patterns)
 
@@ -118,20 +118,20 @@ class Fluent:
         missing_is_error: bool = True,
         none_is_error: bool | None = None,
     ) -> Self:
-        """``to_tuple("jpg;png", "cls")`` or ``to_tuple("jpg;png cls")``: tuples of those verbs."""
+        """``to_tuple("jpg;png", "cls")`` or ``to_tuple("jpg;png cls")``: tuples of these fields."""
         how = {"handler": handler, "missing_is_error": missing_is_error, "none_is_error": none_is_error}
         return self._then(verbs.fields_to_tuple, *names, **how)
 
     def to_dict(self, *names: str, handler: Handler = reraise_exception) -> Self:
-        """``to_dict("image", "label")``: the elements of tuples under these names; of dicts, these fields alone."""
+        """``to_dict("image", "label")``: name the elements of tuples; of dicts, keep only these fields."""
         return self._then(verbs.fields_to_dict, *names, handler=handler)
 
     def map_dict(self, handler: Handler = reraise_exception, **functions: Function) -> Self:
-        """``map_dict(jpg=augment)``: each named field through its function."""
+        """``map_dict(jpg=augment)``: apply a function to each named field."""
         return self._then(verbs.map_fields, handler=handler, **functions)
 
     def map_tuple(self, *functions: Function | None, handler: Handler = reraise_exception) -> Self:
-        """``map_tuple(augment, None)``: each element through its function."""
+        """``map_tuple(augment, None)``: apply a function to each element; None leaves it as it is."""
         return self._then(verbs.map_elements, *functions, handler=handler)
 
     # Batches.
@@ -142,17 +142,17 @@ class Fluent:
         collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
         partial: bool = True,
     ) -> Self:
-        """So many samples at a time, stacked; the last batch may have fewer if ``partial``."""
+        """Stack samples into batches; with ``partial``, the last batch may be smaller."""
         return self._then(verbs.batch_samples, batchsize, collation_fn=collation_fn, partial=partial)
 
     def unbatched(self) -> Self:
-        """Batches back into samples."""
+        """Split batches into samples again."""
         return self._then(verbs.unbatch_samples)
 
     def listed(self, batchsize: int, partial: bool = True) -> Self:
-        """Lists of so many samples, as they are."""
+        """Collect samples into lists, without stacking them."""
         return self._then(verbs.batch_samples, batchsize, collation_fn=None, partial=partial)
 
     def unlisted(self) -> Self:
-        """Lists back into samples."""
+        """Split lists into samples again."""
         return self._then(verbs.unlist_samples)

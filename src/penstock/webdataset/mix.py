@@ -50,7 +50,7 @@ class _Draws(Source):
 
 
 class RoundRobin(DataPipeline):
-    """A sample of each dataset in turn, until one is at its end, or all are with ``longest``."""
+    """One sample of each dataset in turn, until the first dataset ends (with ``longest``: until all have ended)."""
 
     def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool = False) -> None:
         longest = checks.flag("longest", longest)
@@ -59,7 +59,7 @@ class RoundRobin(DataPipeline):
 
 
 class RandomMix(DataPipeline):
-    """A sample of a dataset drawn at random with its probability, until one is at its end, or all are with ``longest``.
+    """Samples of datasets chosen at random, until the first dataset ends (with ``longest``: until all have ended).
 
     The draws follow from ``seed``, the epoch, the rank and the worker.
     """
@@ -80,14 +80,14 @@ class RandomMix(DataPipeline):
 
 
 class FluidWrapper(DataPipeline):
-    """Anything that gives samples, with verbs."""
+    """Adds the verbs to any iterable of samples."""
 
     def __init__(self, source: Any) -> None:
         super().__init__(source)
 
 
 class WebLoader(DataPipeline):
-    """Torch's own ``DataLoader``, with verbs: ``WebLoader(ds, batch_size=None, num_workers=4).shuffle(1000)``."""
+    """torch's ``DataLoader`` with verbs: ``WebLoader(ds, batch_size=None, num_workers=4).shuffle(1000)``."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         from penstock.loader.pytorch import torch_loader

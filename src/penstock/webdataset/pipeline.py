@@ -1,4 +1,4 @@
-"""A source and the stages its samples pass through, as something to iterate over, again and again.
+"""A pipeline: a source, and stages that its samples pass through. It can be iterated over again and again.
 
 A stage is a ``Stage``, or a function from an iterator to an iterator; the first, which gives the samples, is anything
 to iterate over, or a function without arguments that returns an iterator. Verbs return another pipeline with one stage
@@ -27,7 +27,7 @@ FOREVER = -1
 
 
 class Stage:
-    """One such function, with its arguments."""
+    """A function from an iterator to an iterator, with its arguments."""
 
     def __init__(self, function: Verb, /, *args: Any, **options: Any) -> None:
         self.function, self.args, self.options = function, args, options
@@ -45,7 +45,7 @@ class Stage:
 
 
 class Source:
-    """What begins a pipeline and wants to know the pass."""
+    """The first stage of a pipeline, if it needs to know the pass."""
 
     def begin(self, run: Run) -> Iterator[Any]:
         """Its output in one pass."""
@@ -56,7 +56,7 @@ class Source:
 
 
 class Curried:
-    """Makes stages of one function: ``batched(32)`` is what a pipeline is composed of."""
+    """Makes a stage from a function and its arguments: ``batched(32)``."""
 
     def __init__(self, function: Verb) -> None:
         update_wrapper(self, function)
@@ -67,7 +67,7 @@ class Curried:
 
 
 def _torch_class(kind: type) -> type:
-    """The same class as one of torch's, whose loader insists on it; as it is where there is no torch."""
+    """The class as a subclass of torch's ``IterableDataset``, which its loader requires; unchanged without torch."""
     try:
         from penstock.loader.pytorch import iterable_dataset
     except ImportError:
@@ -100,7 +100,7 @@ class DataPipeline(Fluent):
     # What torch and Python ask of it.
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch: this worker's part of it, where torch's loader has several."""
+        """One epoch; in a worker of torch's loader, its share of the epoch."""
         fail_worker_on_lost_batch()
         where = here()
         passes = self._passes(where)
@@ -144,7 +144,7 @@ class DataPipeline(Fluent):
         return self.compose(Stage(verb, *args, **options))  # type: ignore[return-value]
 
     def compose(self, *stages: Any) -> "DataPipeline":
-        """Another pipeline with these stages after the present ones."""
+        """A new pipeline with these stages added at the end."""
         composed = copy.copy(self)
         composed.pipeline = [*self.pipeline, *stages]
         return composed
@@ -160,7 +160,7 @@ class DataPipeline(Fluent):
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> "DataPipeline":
         """Make an epoch this many samples (or batches, where they are batched) per worker.
 
-        The data is begun anew as often as that takes. ``with_shared_epoch`` counts over all workers.
+        If the data are shorter, they start again. ``with_shared_epoch`` counts over all workers.
         """
         limit = max(
             checks.whole("with_epoch: nsamples", nsamples, least=None),
@@ -172,7 +172,7 @@ class DataPipeline(Fluent):
         return self
 
     def with_shared_epoch(self, nsamples: int) -> "DataPipeline":
-        """Make an epoch this many samples (or batches) in all, whatever the number of workers: they share it out."""
+        """Make an epoch this many samples (or batches) in all, divided among the workers."""
         limit = checks.whole("with_shared_epoch: nsamples", nsamples, least=1)
         self.repetitions, self.limit, self.limit_is_shared = FOREVER, limit, True
         return self
@@ -186,13 +186,13 @@ class DataPipeline(Fluent):
         return self
 
     def with_length(self, n: int, silent: bool = True) -> "DataPipeline":
-        """Let ``len()`` say so; how many samples there are does not change."""
+        """Set what ``len()`` returns; the number of samples does not change."""
         self.length = checks.whole("with_length: n", n)
         return self
 
     @property
     def skipped(self) -> int:
-        """How much the handlers let pass, here and in forked workers, since this pipeline was made."""
+        """Errors that handlers skipped since this pipeline was made, in this process and in forked workers."""
         return self._counts.left_out
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ _UNDER_WAY: "weakref.WeakSet[Generator[Any, None, None]]" = weakref.WeakSet()
 
 @atexit.register
 def _end_passes() -> None:
-    """Let passes that were left halfway close their files now: later at the interpreter's end, modules are empty."""
+    """Close the files of unfinished passes before the interpreter shuts down and modules are gone."""
     for passes in list(_UNDER_WAY):
         with suppress(ValueError):  # a thread is in it
             passes.close()
@@ -250,7 +250,7 @@ def _rebuilt(kind: type[DataPipeline], state: dict[str, Any], where: tuple[int, 
 
 
 def _begin(stage: Any, run: Run) -> Iterator[Any]:
-    """The source: it may want to know the pass, or be iterated over, or be called."""
+    """Start the source: a ``Source``, an iterable, or a function."""
     if isinstance(stage, Source):
         return stage.begin(run)
     if isinstance(stage, Iterable):

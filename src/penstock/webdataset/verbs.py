@@ -28,7 +28,7 @@ def apply_function(samples: Iterator[Any], run: Run, function: Verb, /, *args: A
 def map_samples(
     samples: Iterator[Any], run: Run, /, f: Callable[[Any], Any], handler: Handler = reraise_exception
 ) -> Iterator[Any]:
-    """``f`` of each sample, without those of which it is None; dicts keep their key."""
+    """Apply ``f`` to each sample, and drop samples for which it returns None; dicts keep their key."""
 
     def apply(sample: Any) -> Any:
         result = f(sample)
@@ -206,7 +206,7 @@ def rename_matching(
     duplicate_is_error: bool = True,
     **patterns: str,
 ) -> Iterator[Sample]:
-    """``image="*.jpg"``: the fields that match, under the new name, the pattern given last being tried first."""
+    """``image="*.jpg"``: rename the field that matches; the pattern given last is tried first."""
     renamings = [*pairs, *patterns.items()][::-1]
     for sample in samples:
         renamed: Sample = {}

@@ -1,4 +1,4 @@
-"""Samples -> tar shards, the same bytes for the same samples.
+"""Write samples to tar shards; the same samples always give the same bytes.
 
 A shard appears under its name when it is whole: until then it is written beside it, as ``.partial``, and what fails or
 is interrupted leaves no shard that only looks like one. What a process that was killed left beside it is removed by the
@@ -47,11 +47,12 @@ _COMPRESSORS: dict[str, Callable[[Any], Any]] = {
 class TarWriter:
     """Writes samples to one tar: a path, or a file object, which stays open.
 
-    encoder:    True encodes values by extension; False takes bytes; or a function of the sample; or some by extension
-    compress:   True or "gz", "bz2", "xz"; False for none; by default what the path's name says
-    mtime:      the time each member gets; None for now, which makes every shard different
-    keep_meta:  also write what begins with an underscore
-    index_dir:  where the index of a path's tar is kept, as for ``penstock.open``; False for nowhere
+    encoder:    True encodes values by extension; False takes bytes; or a function of the sample; or a dict of functions
+                by extension
+    compress:   True or "gz", "bz2", "xz"; False for none; by default it follows from the file name
+    mtime:      the time stamp of each member; None for the current time, which makes every shard different
+    keep_meta:  also write fields whose names begin with an underscore
+    index_dir:  where the index of the tar is saved, as for ``penstock.open``; False for nowhere
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class TarWriter:
         self._warned = False
 
     def write(self, sample: Sample) -> int:
-        """One sample: its fields as members, in the order of their names. Returns the bytes of the fields."""
+        """Write one sample: its fields become members, sorted by name. Returns the number of bytes of the fields."""
         if not self._open:
             raise ConfigError(f"{self.path or 'the tar'} was closed")
         encoded = self.encoder(sample)
@@ -95,7 +96,7 @@ class TarWriter:
         return sum(map(len, contents))
 
     def close(self) -> None:
-        """End the tar; from now on it is there under its name."""
+        """Finish the tar; it now appears under its name."""
         if not self._open:
             return
         try:
@@ -120,7 +121,7 @@ class TarWriter:
             self._file.close()
 
     def abandon(self) -> None:
-        """Leave nothing under the path's name, and remove what was written beside it."""
+        """Give up: remove what was written so far, and create no file."""
         if self._open and self.path is not None:
             for each in (self._stream, self._file):
                 with contextlib.suppress(OSError, ValueError):  # where the disk is full, what is buffered cannot go
@@ -157,7 +158,7 @@ class TarWriter:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """What the system says of writing, as an error of ours."""
+        """Turn an error of the system into one of penstock's."""
         try:
             yield
         except OSError as error:
@@ -185,7 +186,7 @@ class TarWriter:
 class ShardWriter:
     """Writes samples to shards of at most ``maxcount`` samples and about ``maxsize`` bytes: ``"train-%06d.tar"``.
 
-    post:         a function of each shard's name, called when the shard is whole
+    post:         a function that is called with the name of each finished shard
     start_shard:  the first number
     opener:       a function from a shard's name to a file object
     """
@@ -211,7 +212,7 @@ class ShardWriter:
         self.tarstream: TarWriter | None = None
 
     def write(self, sample: Sample) -> None:
-        """One sample, in a new shard if this one is full."""
+        """Write one sample, to a new shard if this one is full."""
         if self.tarstream is None or self.count >= self.maxcount or self.size >= self.maxsize:
             self.next_stream()
         assert self.tarstream is not None
@@ -220,7 +221,7 @@ class ShardWriter:
         self.total += 1
 
     def next_stream(self) -> None:
-        """Finish this shard and begin the next."""
+        """Finish this shard and start the next."""
         self.finish()
         self.fname = self.pattern % self.shard
         log.info("writing %s, after %d samples", self.fname, self.total)
@@ -278,7 +279,7 @@ def _partial(path: str) -> str:
 
 
 def _remove_left_behind(path: str) -> None:
-    """What writers of this shard that are no more had not finished."""
+    """Remove what writers of this shard left behind when they were killed."""
     found = glob.glob(f"{glob.escape(path)}.*.partial")
     remove_abandoned(each for each in found if _PARTIAL.fullmatch(each[len(path) :]))
 

@@ -157,7 +157,7 @@ def _linked(h5: Any, path: str, name: str, depth: int = 0) -> Any:
             )
         if isinstance(link, h5py.SoftLink):
             if depth == DEEPEST_LINKS:
-                raise Corrupt(f"{path}: {name!r} is a link to a link more than {DEEPEST_LINKS} times: links in a ring")
+                raise Corrupt(f"{path}: {name!r} leads through more than {DEEPEST_LINKS} links, which form a circle")
             before = "" if link.path.startswith("/") else item.name
             found = _linked(h5, path, "/".join((before, link.path, *parts[number + 1 :])), depth + 1)
             if found is None:

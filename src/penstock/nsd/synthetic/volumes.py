@@ -1,4 +1,4 @@
-"""Brain mask, regions and noise ceiling of a synthetic subject: lumps, as such things are."""
+"""Brain mask, regions and noise ceiling of a synthetic subject: smooth blobs."""
 
 import os
 from dataclasses import dataclass
