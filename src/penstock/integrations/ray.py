@@ -5,7 +5,8 @@
 Each read task reads some rows by whole blocks of the file, and declares how many bytes they take.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
 from itertools import pairwise
 from typing import Any
 
@@ -56,3 +57,18 @@ class Datasource(ray.data.Datasource):
             num_rows=end - begin, size_bytes=(end - begin) * self._row_bytes, input_files=None, exec_stats=None
         )
         return ReadTask(read, metadata, per_task_row_limit=limit)
+
+
+class RayExecutor(Executor):
+    """Ray as an executor: ``penstock.convert(ds, "out.zarr", executor=RayExecutor(), workers=8)``.
+
+    options:  of each task, as ``ray.remote`` takes them: num_cpus, memory …
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._remote = ray.remote(**options) if options else ray.remote
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Run a function in a task of Ray's."""
+        found: Future[Any] = self._remote(function).remote(*args, **kwargs).future()
+        return found
