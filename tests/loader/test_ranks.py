@@ -1,4 +1,4 @@
-"""Never everything on every rank: where the environment tells of several, somebody says which one this is."""
+"""Never everything on every rank: if the environment has several, the rank must be known."""
 
 import json
 import os
@@ -151,7 +151,7 @@ def test_the_environment_is_asked_on_request(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert place_of("auto", None) == place_of("auto", place[1]) == place
-    with pytest.raises(ConfigError, match=rf"world_size=97: .* tells of {place[1]}"):
+    with pytest.raises(ConfigError, match=rf"world_size=97: .* has {place[1]}"):
         place_of("auto", 97)
     if place[1] > 1:
         with pytest.raises(ConfigError, match=rf'={place[1]}, but torch.distributed is not started.*rank="auto"'):

@@ -1,4 +1,4 @@
-"""Dtypes as callers give them: numpy's, or torch's, which are told by their names so that torch is not imported."""
+"""Dtypes as callers give them: numpy's, or torch's, which are recognised by name so that torch is not imported."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from penstock.errors import ConfigError
 
 
 def numpy_dtype(given: Any) -> np.dtype:
-    """What numpy or torch takes for a dtype, alone or with a shape; TypeError or ValueError where there is no such."""
+    """A dtype of numpy or torch, alone or with a shape; TypeError or ValueError if there is no such dtype."""
     if isinstance(given, tuple) and len(given) == 2:
         base, shape = given
         return np.dtype((numpy_dtype(base), shape))

@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
         done = penstock.convert(ds, args.to, progress=progress, **_options(args))
     if args.dry_run:
-        told = done.plan.as_json() | ({} if done.expected is None else {"expected": done.expected.as_json()})
-        print(json.dumps(told, indent=2) if args.json else done.plan)
+        document = done.plan.as_json() | ({} if done.expected is None else {"expected": done.expected.as_json()})
+        print(json.dumps(document, indent=2) if args.json else done.plan)
     else:
         print(json.dumps(done.as_json(), indent=2) if args.json else done)
     return 0

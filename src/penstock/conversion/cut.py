@@ -134,7 +134,7 @@ def run_values(shape: tuple[int, ...], box: tuple[int, ...]) -> int:
     return prod(box[axis:])
 
 
-class TooLittle(Exception):  # caught where the whole need is known, and told there
+class TooLittle(Exception):  # caught where all that is needed is known, and reported there
     """No cut fits; the smallest would need so many bytes."""
 
     def __init__(self, need_bytes: int) -> None:

@@ -26,7 +26,7 @@ def make_file(work: Work, name: str, partial: str) -> None:
     try:
         with open(partial, "r+b", buffering=0) as file:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)  # a full disk is told now
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)  # a full disk fails now
             os.fsync(file.fileno())
         os.link(partial, path)
     except FileExistsError:

@@ -28,7 +28,7 @@ def run_here(job: Job, tasks: Iterable[Task]) -> Iterator[Done]:
 
 
 def run_in_processes(job: Job, tasks: Iterable[Task], workers: int) -> Iterator[Done]:
-    """In processes that are started for it. If one dies, the others are replaced too: they cannot be told apart."""
+    """In processes that are started for it. If one dies, the others are replaced too: they look the same."""
     left = {task.number: task for task in tasks}
     tries = TRIES
     while tries:

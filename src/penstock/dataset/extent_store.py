@@ -238,7 +238,7 @@ def _chunk_path(name: str, reader: BlockReader, rows: int) -> ReadPath:
     codecs = ", ".join(codec for codec, _ in array.codecs)
     layout = f"chunks of {f'{array.rows_per_chunk} rows' if several else 'a row'}{share}{'; ' * bool(codecs)}{codecs}"
     if (table := spread(array)) is not None:
-        layout += f"; {table.told}"
+        layout += f"; {table.text}"
         layout += "" if array.fill is None else f", absent ones are {np.frombuffer(array.fill, array.stored)[0]}"
     how = "read and decoded outside the library's lock"
     if isinstance(reader, SmallChunks):

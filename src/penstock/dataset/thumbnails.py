@@ -32,7 +32,7 @@ def thumbnails(ds: "Dataset") -> str:
         if one.delivered.blocks is not None or row_costs > CHEAP_BYTES or is_remote(one.origin(0).url):
             return ""
         samples = one[: min(SHOWN, len(one))][name]
-    except PenstockError:  # whoever reads these samples will be told
+    except PenstockError:  # reading these samples reports it
         return ""
     axis = _channel_axis(ds.fields[name])
     return "<div>" + "".join(_image(sample, axis) for sample in samples) + "</div>"

@@ -216,14 +216,14 @@ class Digests:
         return bytes(self._done)
 
 
-def of_copy(told: str, path: str, size: int, digests: bytes) -> Manifest | None:
+def of_copy(source: str, path: str, size: int, digests: bytes) -> Manifest | None:
     """The digests of a copy as it was made; None if they are unknown."""
     if len(digests) != DIGEST_BYTES * -(-size // BLOCK_BYTES):
         return None
     folder, _, name = path.rpartition("/")
     table = np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES)
     return Manifest(
-        told, folder, block_bytes=BLOCK_BYTES, sizes={name: size}, firsts={name: 0}, digests=table,
+        source, folder, block_bytes=BLOCK_BYTES, sizes={name: size}, firsts={name: 0}, digests=table,
         seen=np.zeros(len(table), bool),
     )  # fmt: skip
 

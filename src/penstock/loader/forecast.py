@@ -101,8 +101,8 @@ class Forecast:
 
     def _repr_html_(self) -> str:
         sizes = [html.paragraph(f"{title}:") + as_html(rows) for title, rows in self._sizes()]
-        words = [html.paragraph("\n".join([f"{title}:", *lines])) for title, lines in self._paragraphs()]
-        return "".join([*sizes, *words])
+        texts = [html.paragraph("\n".join([f"{title}:", *lines])) for title, lines in self._paragraphs()]
+        return "".join([*sizes, *texts])
 
     def _sizes(self) -> list[tuple[str, list[HolderRow]]]:
         why = "a quarter of what is free" if self.plan.limit_note else ""

@@ -22,14 +22,14 @@ Rank = int | Literal["auto"] | None
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables in which a launcher tells each process its place."""
+    """The environment variables by which a launcher gives each process its place."""
 
     name: str
     rank: str
     ranks: str
 
     def place(self) -> Place | None:
-        """What it told this process; None if it did not start it."""
+        """The place of this process; None if another program started it."""
         rank, ranks = _number(self.rank), _number(self.ranks)
         if rank is None or ranks is None:
             return None
@@ -55,7 +55,7 @@ SLURM_TASKS = "SLURM_NTASKS"
 """Also set in a batch script, which runs once however many tasks were asked for; srun sets the variables of a step."""
 
 KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"
-"""The number of a pod of an indexed job, which is not told how many pods there are."""
+"""The number of a pod of an indexed job, which does not know how many pods there are."""
 
 # Axes of a mesh along which ranks get different samples, and those along which they work on the same ones.
 DATA_AXES = {
@@ -135,18 +135,18 @@ def launched() -> tuple[int | None, int]:
 
 
 def _auto(rank: str, world_size: int | None) -> Place:
-    """The place that torch's process group or a launcher tells; alone where neither does."""
+    """The place that torch's process group or a launcher gives; alone if there is neither."""
     if rank != "auto":
         raise ConfigError(f'rank={rank!r}: expected a whole number, or "auto"')
-    source, place = next(_told(), ("no launcher", None))
+    source, place = next(_known_places(), ("no launcher", None))
     if place is None:
         place = _pod(world_size) or _alone()
     if world_size is not None and place[1] != world_size:
-        raise ConfigError(f'rank="auto", world_size={world_size}: {source} tells of {place[1]}; leave world_size out')
+        raise ConfigError(f'rank="auto", world_size={world_size}: {source} has {place[1]}; leave world_size out')
     return place
 
 
-def _told() -> Iterator[tuple[str, Place]]:
+def _known_places() -> Iterator[tuple[str, Place]]:
     place = group_place()
     if place is not None:
         yield "torch.distributed", place
@@ -184,9 +184,9 @@ def _alone() -> Place:
 
 def _refuse_several() -> None:
     """Refuse to read everything on every rank."""
-    told = {LAUNCHERS[0].ranks: launched()[1]}
-    told |= {launcher.ranks: place[1] for launcher in LAUNCHERS if (place := launcher.place()) is not None}
-    for name, ranks in told.items():
+    counts = {LAUNCHERS[0].ranks: launched()[1]}
+    counts |= {launcher.ranks: place[1] for launcher in LAUNCHERS if (place := launcher.place()) is not None}
+    for name, ranks in counts.items():
         if ranks > 1:
             raise ConfigError(
                 f"the environment has {name}={ranks}, but torch.distributed is not started: every rank would read "

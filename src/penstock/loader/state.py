@@ -68,7 +68,7 @@ def load(state: Mapping[str, Any], identity: Mapping[str, Any], lengths: Mapping
 
 
 def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """What was saved and is different here, in words; several datasets one by one."""
+    """Describes what was saved and is different here, one dataset after another."""
     for name, value in here.items():
         if name == DATASETS:
             yield from _differing_datasets(saved[name], value)

@@ -94,7 +94,7 @@ class FileTable:
     stored_bytes = missing = end = index_bytes = 0
     some_skipped = False
     checked_by = ""
-    told = "a file each"
+    text = "a file each"
 
     def __init__(self, grid: Grid, places: Places, longest: int) -> None:
         self.grid, self.places, self.longest = grid, places, longest
@@ -149,7 +149,7 @@ class ShardTable(FileTable):
     """Many chunks per file, each file with an index; the indices used last are kept in memory."""
 
     @property
-    def told(self) -> str:  # type: ignore[override]
+    def text(self) -> str:  # type: ignore[override]
         return f"{prod(self.index.chunks):,} to a shard"
 
     def __init__(self, grid: Grid, places: Places, longest: int, index: ShardIndex, kept_bytes: int) -> None:

@@ -4,8 +4,8 @@
 2. **Values are those Pillow gives**: libjpeg-turbo with its defaults, and grey, colour and alpha converted as
    ``Image.convert`` does. JPEG, PNG and WebP are decoded by imagecodecs, which is quicker, releases the interpreter's
    lock and can write into the caller's memory; the rest by Pillow.
-3. **Decoding runs no program.** Pillow hands PostScript to Ghostscript, whatever the file is called, so it is told
-   which formats it may recognise.
+3. **Decoding runs no program.** Pillow hands PostScript to Ghostscript, whatever the file is called, so it gets a
+   list of the formats that it may recognise.
 """
 
 import io
@@ -120,9 +120,9 @@ def _opened_by_pillow(data: bytes) -> Iterator[Any]:
     except (PenstockError, MemoryError):
         raise
     except images.DecompressionBombError as error:
-        raise LimitExceeded(f"a picture of {len(data):,} bytes: {_words(error)}") from None
+        raise LimitExceeded(f"a picture of {len(data):,} bytes: {_one_line(error)}") from None
     except Exception as error:  # its plugins raise OSError, SyntaxError, ValueError, struct.error and others
-        raise DecodeFailed(f"a picture of {len(data):,} bytes: {_words(error, data)}") from error
+        raise DecodeFailed(f"a picture of {len(data):,} bytes: {_one_line(error, data)}") from error
 
 
 def fit(pixels: np.ndarray, how: Fit, out: np.ndarray) -> None:
@@ -187,7 +187,7 @@ def _decode_with_imagecodecs(library: Any, kind: str, data: bytes, out: np.ndarr
     except ImportError as error:
         raise cannot_load(_BY_IMAGECODECS[kind]) from error
     except (RuntimeError, ValueError) as error:  # its own errors derive from the one, bad arguments are the other
-        raise DecodeFailed(f"{kind} of {len(data):,} bytes: {_words(error, data)}") from error
+        raise DecodeFailed(f"{kind} of {len(data):,} bytes: {_one_line(error, data)}") from error
     return pixels
 
 
@@ -222,8 +222,8 @@ def _check(kind: str, width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def _words(error: BaseException, data: bytes | None = None) -> str:
-    """What a decoder said, or what kind of error it was: some say nothing, or what happened to lie in memory."""
+def _one_line(error: BaseException, data: bytes | None = None) -> str:
+    """The message of a decoder in one line; the kind of error if the message is empty or garbage."""
     text = " ".join(str(error).split())
     if "BytesIO object" in text or not text or not text.isprintable():
         first = "" if data is None else f"; it begins with {bytes(data[:8])!r}"

@@ -1,4 +1,4 @@
-"""Samples -> a batch: numbers and arrays stacked, tensors too, and the rest in lists."""
+"""Samples -> a batch: numbers, arrays and tensors are stacked, everything else is listed."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, c
 
 
 class Stacking:
-    """``default_collation_fn`` of samples that come one by one: arrays go into the batch at once.
+    """``default_collation_fn`` for samples that come one by one: each array is copied into the batch at once.
 
-    So a batch is held once, and not its samples beside it.
+    So memory holds the batch, and not the batch and its samples.
     """
 
     def __init__(self, most: int) -> None:
@@ -36,7 +36,7 @@ class Stacking:
         return self._count
 
     def append(self, sample: Any) -> None:
-        """One more, of at most so many."""
+        """Add a sample."""
         row = _by_name(sample)
         if not self._count:
             self._named = isinstance(sample, dict)
@@ -48,14 +48,14 @@ class Stacking:
         self._count += 1
 
     def batch(self) -> Batch:
-        """What ``default_collation_fn`` makes of them; empties this."""
+        """The batch that ``default_collation_fn`` would make of the samples so far, which are then forgotten."""
         columns = {name: column.taken() for name, column in self._columns.items()}
         self._columns = {}
         return _as_given(columns, named=self._named)
 
 
 class _Stack:
-    """One field's values: in a block of their own while they are alike, else in a list."""
+    """The values of one field: in one array while their shapes and dtypes agree, otherwise in a list."""
 
     def __init__(self, name: Any, most: int) -> None:
         self._name, self._most, self._count = name, most, 0
@@ -80,11 +80,11 @@ class _Stack:
             return _column(self._name, values, combine_tensors=True, combine_scalars=True)
         if self._count == self._most:
             return block
-        return _copy(block[: self._count])  # a view would keep, and send to another process, the whole of it
+        return _copy(block[: self._count])  # a view would keep the whole block, and send it to other processes
 
 
 def _block(value: Any, rows: int) -> Any:
-    """Room for so many of such values, to be stacked in; None where they must be listed."""
+    """Memory for so many values like this one; None if values of this kind are listed."""
     try:
         if type(value) is np.ndarray and not value.dtype.hasobject:
             return np.empty((rows, *value.shape), value.dtype)
@@ -92,7 +92,12 @@ def _block(value: Any, rows: int) -> Any:
             from penstock.loader.pytorch import room_for
 
             return room_for(value, rows)
-    except (MemoryError, OverflowError, RuntimeError, ValueError):  # more were allowed than there can be
+    except (
+        MemoryError,
+        OverflowError,
+        RuntimeError,
+        ValueError,
+    ):  # the batch size is only an upper limit, and may be huge
         pass
     return None
 
@@ -112,7 +117,7 @@ def _by_name(sample: Any) -> Mapping[Any, Any]:
 def _check_same(first: Mapping[Any, Any], row: Mapping[Any, Any]) -> None:
     if row.keys() != first.keys():
         raise SchemaMismatch(
-            f"samples of one batch have different fields: {_names(first)}, and {_names(row)}; select those that have "
+            f"samples of one batch have different fields: {_names(first)}, and {_names(row)}; select samples that have "
             f"all, or pick fields with to_tuple()"
         )
 

@@ -1,6 +1,6 @@
-"""Values -> bytes of a field, by the extension of its name: the other direction of ``decoders``.
+"""Encodes values as the bytes of a field, by the extension of its name: the opposite of ``decoders``.
 
-Bytes and text are written as they are, whatever the name. What only pickle could write is refused.
+Bytes and text are written as they are, whatever the name. Values that only pickle could write are refused.
 """
 
 import gzip
@@ -19,7 +19,7 @@ Encode = Callable[[Any], Any]
 
 
 def encode_sample(sample: Sample, encoders: Mapping[str, Encode]) -> Sample:
-    """The fields as bytes; what begins with an underscore as it is."""
+    """Encode the fields; those whose name begins with an underscore stay as they are."""
     return {name: value if name.startswith("_") else _encoded(name, value, encoders) for name, value in sample.items()}
 
 
@@ -31,15 +31,15 @@ def _encoded(name: str, value: Any, encoders: Mapping[str, Encode]) -> Any:
         extension = plain.rpartition(".")[2].lower()
         if extension not in encoders:
             raise ConfigError(
-                f"field {name!r}: nothing encodes .{extension} from {type(value).__name__}; give bytes, or encoder= "
-                f"with a function for it. Known are {', '.join(sorted(encoders))}"
+                f"field {name!r}: no encoder for .{extension} of {type(value).__name__}; give bytes, or a function for "
+                f"it in encoder=. Known extensions: {', '.join(sorted(encoders))}"
             )
         value = encoders[extension](value)
     return value if plain == name else gzip.compress(value, mtime=0)
 
 
 def encode_picture(value: Any, kind: str) -> bytes:
-    """An array of uint8, or of floats from 0 to 1, or an image of Pillow's."""
+    """Encode an array of uint8, or of floats from 0 to 1, or an image of Pillow's."""
     if hasattr(value, "save") and hasattr(value, "convert"):
         return _with_pillow(value, kind)
     pixels = _pixels(np.asarray(value))
@@ -51,7 +51,7 @@ def encode_picture(value: Any, kind: str) -> bytes:
     except ImportError:
         return _with_pillow(pixels, kind)
     if kind == "JPEG":
-        # The finest quality with half as many colours as brightnesses each way: what programs for shards write.
+        # The highest quality with subsampled colours: what other programs write to shards.
         return bytes(imagecodecs.jpeg8_encode(pixels, level=100, subsampling="420" if pixels.ndim == 3 else None))
     if kind == "PNG":
         return bytes(imagecodecs.png_encode(pixels))
@@ -113,7 +113,9 @@ def _msgpack(value: Any) -> bytes:
 
 
 def _pickled(value: Any) -> bytes:
-    raise Unsafe(f"only pickle could write a {type(value).__name__} here, and nobody should read it; use npy or json")
+    raise Unsafe(
+        f"only pickle could write a {type(value).__name__} here, and unpickling can run any code; use npy or json"
+    )
 
 
 DEFAULT_ENCODERS: dict[str, Encode] = {
@@ -133,7 +135,7 @@ DEFAULT_ENCODERS: dict[str, Encode] = {
 
 
 def make_encoder(given: bool | Mapping[str, Encode] | Callable[[Sample], Sample] | None) -> Callable[[Sample], Sample]:
-    """True: by extension; a dict: by its functions; a function: of the sample; False: bytes as given."""
+    """True: encode by extension; a dict: by its functions; a function: the whole sample; False: bytes as given."""
     if callable(given):
         return given
     if isinstance(given, Mapping):

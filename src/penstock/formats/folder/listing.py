@@ -1,13 +1,13 @@
 """Files of a folder and of the folders in it, listed once.
 
 Rules:
-1. Folders come in the order of their paths, files within one in the order of their names, as torchvision has them.
-2. Hidden files and folders are passed over.
-3. No link leads out of the folder: one that would is an error, and so is a link to a folder. Links to files inside are
-   files. A pipe or device with the name of a wanted file is an error.
+1. Folders are in the order of their paths, files of a folder in the order of their names, as in torchvision.
+2. Hidden files and folders are skipped.
+3. A link that leads out of the folder is an error, and so is a link to a folder. Links to files inside are files. A
+   pipe or device with the name of a wanted file is an error.
 4. A list is saved with the times of all folders, and used again while they are the same: a file that is added, removed
    or renamed changes its folder's time. One that is rewritten in place is noticed when it is read.
-5. A list is columns and one buffer of names: a million files take some 70 MB, or none where it is saved and mapped.
+5. A list is columns and one buffer of names: a million files take some 70 MB, or none if it is saved and mapped.
 """
 
 import errno
@@ -31,7 +31,7 @@ _SAVED_AS = "files of a folder"
 
 @dataclass(frozen=True)
 class FileList:
-    """The files of one folder that are wanted."""
+    """The wanted files of one folder."""
 
     root: str
     names: TextColumn
@@ -40,16 +40,16 @@ class FileList:
     mtimes: np.ndarray
     inodes: np.ndarray
     tops: np.ndarray
-    """Which folder of the root each is in, by its place in ``top_names`` (int32); -1 for none."""
+    """The folder of the root that each is in, as an index into ``top_names`` (int32); -1 for none."""
     top_names: tuple[str, ...]
     passed_over: int = 0
     """Files of other kinds."""
     beside: Mapping[str, int] = field(default_factory=dict)
-    """Of these, such as have the name of a wanted file but for the ending: how many, by ending."""
+    """How many of these have the name of a wanted file with another extension, by extension."""
     left_out: tuple[DataError, ...] = ()
-    """Why links and pipes are not among them."""
+    """Why links and pipes were left out."""
     saved: str = ""
-    """Where the list is kept, if it is; mapped then, and no memory of ours."""
+    """Where the list is saved; it is mapped from there, and takes no memory."""
 
     @property
     def index_bytes(self) -> int:
@@ -62,7 +62,7 @@ class FileList:
 
 
 def list_files(root: str, is_wanted: Callable[[str], bool], folder: str | None, what: str) -> FileList:
-    """The files whose ending ``is_wanted`` takes (``what`` names it); as saved in ``folder`` where that still holds."""
+    """The files whose extension is wanted (``what`` describes them); from ``folder`` if the saved list is current."""
     where = FileId(os.path.abspath(root), 0, 0, 0)
     name = f"{_SAVED_AS}: {what}"
     if folder is not None:
@@ -102,7 +102,7 @@ def _opened(root: str, saved: Saved | None) -> FileList | None:
 
 
 class _Walk:
-    """What was found so far."""
+    """Collects files, folder by folder."""
 
     def __init__(self, root: str, is_wanted: Callable[[str], bool]) -> None:
         self.root, self.is_wanted = root, is_wanted
@@ -116,10 +116,10 @@ class _Walk:
         self.left_out: list[DataError] = []
 
     def folder(self, path: str) -> None:
-        """A folder and those in it; ``path`` is seen from the root."""
+        """Add a folder and those in it; ``path`` is relative to the root."""
         full = os.path.join(self.root, path) if path else self.root
         try:
-            mtime = os.stat(full).st_mtime_ns  # before it is listed: what is added meanwhile makes the list old
+            mtime = os.stat(full).st_mtime_ns  # before listing: a file added meanwhile makes the list outdated
             with os.scandir(full) as found:
                 entries = sorted((each for each in found if not each.name.startswith(".")), key=_name)
         except FileNotFoundError:
@@ -208,7 +208,7 @@ class _Walk:
         )  # fmt: skip
 
     def folders(self) -> dict[str, np.ndarray]:
-        """Names of folders, and the columns that tell whether the list still holds."""
+        """Names of folders, and their times, which show whether the list is current."""
         tops = [os.fsencode(name) for name in self.top_names]
         return {
             "top_names": np.frombuffer(b"".join(tops), np.uint8),

@@ -1,8 +1,8 @@
-"""Folders of pictures: a file a sample, opened when it is read, decoded straight into the batch.
+"""Folders of pictures: one file per sample, opened when it is read, decoded straight into the batch.
 
-``photos/cat/01.jpg`` has the label of ``cat`` among the folders of ``photos``, sorted, as torchvision's ImageFolder has
-it. Where a table lies in the folder (``metadata.csv`` or the only one of its kind), its rows are the samples, in its
-order, and its columns are fields. Where there are no pictures, the files may be arrays (npy).
+The label of ``photos/cat/01.jpg`` is the number of ``cat`` among the sorted folders of ``photos``, as in torchvision's
+ImageFolder. If the folder contains a table (``metadata.csv`` or the only one of its kind), its rows are the samples, in
+its order, and its columns are fields. If there are no pictures, the files may be arrays (npy).
 """
 
 import os
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
 
 
-# Where files like these lie in a folder, a picture beside them is no dataset.
+# In a folder with files like these, pictures are not the dataset.
 OTHER_DATA = frozenset({"h5", "hdf5", "tar", "npz", "nii", "gz", "mdb", "lmdb", "arrow"})
 
 
@@ -83,24 +83,24 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
 
 
 class FolderStore(Joined):
-    """Files, and what is known of each."""
+    """Files, joined with their labels or the columns of a table."""
 
     def __init__(self, parts: Mapping[str, Part], left_out: tuple[DataError, ...] = ()) -> None:
         super().__init__(parts)
         self.left_out = left_out
-        """Why files are not in it, where what is bad is skipped."""
+        """Why files were left out, with ``on_error="skip"``."""
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """What is known of the samples besides their files."""
+    """Labels, or the columns of a table, by sample."""
 
     store: ColumnStore
     rows: np.ndarray | None = None
-    """Which file each sample has; None where each file is a sample."""
+    """The file of each sample; None if every file is a sample."""
     left_out: tuple[DataError, ...] = ()
     fields_left_out: Mapping[str, str] = dataclass_field(default_factory=dict)
-    """Columns of the table that give no field, and why."""
+    """Columns of the table that cannot be fields, and why."""
 
 
 def _columns(files: FileList, options: "OpenOptions") -> _Columns:
@@ -131,7 +131,7 @@ def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenO
 
 
 def _kind(array: LooseFiles, kind_of: "partial[Kind]", options: "OpenOptions") -> Kind:
-    """What the first file holds, which all must; or the first that can be read, where bad ones are skipped."""
+    """The kind of the first file, which all must have; with ``on_error="skip"``, of the first that can be read."""
     first_error: DataError | None = None
     for row in range(min(array.rows, MOST_TRIED if options.on_error == "skip" else 1)):
         try:
@@ -150,7 +150,7 @@ def _kind(array: LooseFiles, kind_of: "partial[Kind]", options: "OpenOptions") -
 
 
 def _largest_picture(array: LooseFiles, options: "OpenOptions") -> int:
-    """Pixels of the largest picture. Every header is read, once: the answer is kept for as long as the list holds."""
+    """Pixels of the largest picture. Every header is read once, and the answer is saved while no file changes."""
     what = f"pixels of the largest picture of {array.describe()}, {crc32(np.ascontiguousarray(array.mtimes).data)}"
     where, folder = FileId(os.path.abspath(array.file.path), 0, 0, 0), options.index_folder
     saved = None if folder is None else savedcolumns.load(folder, where, what)

@@ -171,10 +171,10 @@ def _names(path: str, files: FileList, columns: Mapping[str, Column]) -> tuple[s
             first = next(iter(_texts(column)), None)
             if first is not None and first in places:
                 return name, places
-    told = ", ".join(f"{name!r} ({next(iter(_texts(column)), '')!r} …)" for name, column in columns.items())
+    found = ", ".join(f"{name!r} ({next(iter(_texts(column)), '')!r} …)" for name, column in columns.items())
     raise SchemaMismatch(
-        f"{path}: no column names the files of {files.root} (such as {files.names[0]!r}); it has {told}. Mend the "
-        f"names, or move the table elsewhere"
+        f"{path}: no column names the files of {files.root} (such as {files.names[0]!r}); it has {found}. Repair "
+        f"the names, or move the table elsewhere"
     )
 
 

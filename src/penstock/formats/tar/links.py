@@ -6,7 +6,7 @@ bytes of what it leads to. Rules:
 1. A hard link names a member that comes before it, from the archive's root. A symbolic link names one anywhere in the
    archive, from the folder that it is in. Names that begin with ``/`` or ``..`` name members that are stored so
    (``tar --absolute-names``).
-2. Links that lead out of the archive, to nothing, or in a ring are left out, and it is told why.
+2. Links that lead out of the archive, to nothing, or in a ring are left out, each with the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,12 +91,12 @@ def _ends(following: Mapping[int, int]) -> dict[int, int]:
 
 
 def _error(path: str, name: bytes, link: Link, why: int) -> DataError:
-    kind, told = {
+    kind, reason = {
         NOTHING: (Missing, "which is not in the archive"),
         OUTSIDE: (Unsafe, "which lies outside of the archive"),
         RING: (Corrupt, "and so on in a ring"),
     }[why]
     what = "hard" if link.hard else "symbolic"
     return kind(
-        f"{path}: member {decoded(name)!r:.300} is a {what} link to {decoded(link.target)!r:.300}, {told}. {WAY_OUT}"
+        f"{path}: member {decoded(name)!r:.300} is a {what} link to {decoded(link.target)!r:.300}, {reason}. {WAY_OUT}"
     )
