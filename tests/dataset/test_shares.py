@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numcodecs
 import numpy as np
 import pytest
+import zarr
 
 import penstock as ps
 from penstock.base import scratch
@@ -161,3 +163,13 @@ def test_two_threads_of_a_loader_decode_one_block_together(
     monkeypatch.undo()
     assert not both.broken
     assert np.array_equal(batch["x"], alone[:]["x"])
+
+
+def test_rows_of_one_number_that_a_library_reads(tmp_path: Path) -> None:
+    values = np.arange(1, 7, dtype=np.uint8)
+    zarr.create_array(tmp_path / "a.zarr", data=values, chunks=(6,), zarr_format=2, compressors=numcodecs.BZ2())
+    store = Converted(ps.open(tmp_path / "a.zarr").store, {"data": Cast(np.dtype(np.float32), 0.5)})
+    out, rows = np.zeros(6, np.float32), np.arange(6)
+    for share in range(SHARES):
+        store.read(rows, rows, {"data": out}, (share, SHARES))
+    np.testing.assert_array_equal(out, values / 2)

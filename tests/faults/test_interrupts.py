@@ -240,12 +240,13 @@ for pause in pauses:
         signal.setitimer(signal.ITIMER_REAL, pause)
         for batch in iterator:
             pass
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop was quicker
     except Alarm:
         raised += 1
     loader.load_state_dict(loader.state_dict() | {"epoch": 0, "samples": 10**6 - 500})
 rest = [int(batch["x"][0]) for batch in loader]
 assert rest == list(range(10**6 - 500, 10**6)), "and everything is in order"
-say(delivered, raised, unheard[:3])
+say(delivered >= 500, delivered - raised, unheard[:3])
 """
 
 
@@ -253,7 +254,7 @@ say(delivered, raised, unheard[:3])
 def test_no_interrupt_is_lost(apart, any_seed):
     ended = apart(BEGIN + NEVER_LOST, any_seed, deadline=100)
     assert ended.code == 0, ended.err
-    assert ended.out == "600 600 []\n"
+    assert ended.out == "True 0 []\n"
 
 
 @pytest.mark.soak

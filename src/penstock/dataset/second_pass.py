@@ -187,7 +187,7 @@ class Permuted(SecondPass):
             convert_axes(values[0], goal.reshape(goal.shape[1:]), cast, axes)
         elif filled is not False:
             taken, where = values[0].transpose(axes), np.asarray(filled).transpose(axes)
-            convert_filled(taken[where], goal[0], where, cast)
+            convert_filled(taken[where], goal[0, ...], where, cast)
 
     def change_filled(self, name: str, flags: np.ndarray, share: Share) -> np.ndarray:
         return flags.transpose(self.changes[name])
@@ -263,7 +263,7 @@ class Converted(SecondPass):
             target[at] = ready.reshape(values.shape)
 
     def place_row(self, name: str, row: int, values: np.ndarray, goal: np.ndarray, filled: Filled) -> None:
-        convert_filled(values[0, filled].reshape(-1), goal[0], filled, self.changes[name])
+        convert_filled(values[0, filled].reshape(-1), goal[0, ...], filled, self.changes[name])
 
 
 def convert_filled(taken: np.ndarray, goal: np.ndarray, where: Filled, cast: Cast) -> None:

@@ -46,7 +46,7 @@ def resolved(table: MemberTable, links: Mapping[int, Link]) -> MemberTable:
     good = np.ones(len(names), bool)
     offsets, lengths = table.offsets.copy(), table.lengths.copy()
     left_out = list(table.left_out)
-    for number, end in ends.items():
+    for number, end in sorted(ends.items()):
         if end < 0:
             good[number] = False
             left_out.append((names[number], _error(table.path, names[number], links[number], end)))
