@@ -91,6 +91,10 @@ CATALOG = {
     "answers": About(
         COMMANDS, "How long `inspect` and `plan` take", "For the first time, and again with the saved index."
     ),
+    "faults": About(
+        "Damaged and hostile files", "What readers do with them",
+        "100 samples and one fault. Bold outcomes are silent: wrong data, lost samples, or code that ran.",
+    ),
     "device": About("A GPU", "Volumes and z-scores onto a CUDA device", "int16 on the bus, float32 on the device."),
 }  # fmt: skip
 

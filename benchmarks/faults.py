@@ -1,7 +1,7 @@
 """python -m benchmarks.faults: the same faults, brought to penstock and to what people use, side by side.
 
-Each reader runs in a process of its own, with a deadline, over a small dataset in which one thing is wrong. Told is
-what came out of it: all samples, an error, fewer samples or other bytes without a word, code that ran, memory, a hang.
+Each reader runs in a process of its own, with a deadline, over a small dataset in which one thing is wrong. The outcome
+is one of: all samples, an error, fewer samples or wrong bytes without an error, code that ran, memory, a hang.
 Readers are used as their documents show, with their defaults; versions are those that are installed.
 """
 
@@ -27,8 +27,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from benchmarks import results
+
 SAMPLES, DEADLINE_S = 100, 30
-HERE = Path(__file__).resolve().parent
 MARKER = "this ran"
 MUCH_BYTES = 256 * 2**20
 
@@ -324,9 +325,9 @@ def _told(got: dict[str, str], error: str, grown: int, leads_out: bool) -> str:
     if grown > MUCH_BYTES:
         return f"**{grown / 2**20:,.0f} MiB taken**"
     if wrong:
-        return f"**{wrong} wrong, without a word**"
+        return f"**{wrong} wrong, silently**"
     if len(got) < SAMPLES:
-        return f"**{len(got)} of {SAMPLES}, without a word**"
+        return f"**{len(got)} of {SAMPLES}, silently**"
     return "**reads it**" if leads_out else "all of them"
 
 
@@ -335,14 +336,14 @@ def main() -> None:
         child(*sys.argv[1:4])
         return
     versions = {name: importlib.metadata.version(name) for name in ("webdataset", "torch", "h5py", "zarr", "penstock")}
-    lines = ["| what is wrong | reader | what came |", "|---|---|---|"]
+    rows = []
     for case in CASES:
         for reader in case.readers:
-            lines.append(f"| {case.told} | {reader} | {outcome(case, reader)} |")
-            print(lines[-1], flush=True)
+            rows.append({"label": case.told, "reader": reader, "outcome": outcome(case, reader)})
+            print(" | ".join(rows[-1].values()), flush=True)
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
     machine = f"{told}; Python {platform.python_version()}, {platform.system()}"
-    (HERE / "results" / "faults.md").write_text("\n".join(["# faults", "", machine, "", *lines, ""]))
+    results.write("faults", "python -m benchmarks.faults", rows, machine=machine)
 
 
 if __name__ == "__main__":

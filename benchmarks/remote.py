@@ -80,7 +80,7 @@ def make(folder: Path) -> None:
 
 
 def penstock(url: str, index: str, threads: Any = "auto", **options: Any) -> tuple[float, float]:
-    """Seconds to the first batch, and samples a second from then on."""
+    """Seconds to the first batch, and samples per second from then on."""
     import penstock as ps
 
     ds = ps.open(f"{url}/{{0..{SHARDS - 1}}}.tar", index_dir=index, **options)

@@ -72,7 +72,7 @@ def write(name: str, command: str, rows: Sequence[Mapping[str, Any]], **more: st
     """Replace the results of one benchmark by those of this run."""
     FOLDER.mkdir(exist_ok=True)
     today = datetime.date.today().isoformat()
-    content = {"command": command, "date": today, "machine": machine(), **more, "results": list(rows)}
+    content = {"command": command, "date": today, "machine": machine()} | more | {"results": list(rows)}
     (FOLDER / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 

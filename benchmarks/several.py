@@ -1,6 +1,6 @@
 """Four subjects of different voxel counts, a batch of 24 of each a step: penstock against one torch loader a subject.
 
-The files are as MindEye2 has them: one HDF5 dataset of single-precision voxels a subject, a row a trial. An epoch takes
+The files are as MindEye2 has them: one HDF5 dataset of float32 voxels per subject, one row per trial. An epoch takes
 every trial once; steps end with the shortest subject, as zipped loaders do.
 """
 
@@ -58,7 +58,7 @@ def penstock(folder: str, mode: str) -> Iterator[int]:
 
 
 class Rows:
-    """What people write: the file opened on first use, a row a sample."""
+    """What people write: the file opened on first use, one row per sample."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.betas = path, None

@@ -44,7 +44,7 @@ def penstock(folder: str, layout: str, memory: str = MEMORY) -> Iterator[int]:
 
 
 class ByHand(torch.utils.data.Dataset):
-    """Handles opened on first use, one a file and worker; the trial read, cast, and returned with its picture."""
+    """Handles opened on first use, one per file and worker; a trial is read, cast, and returned with its picture."""
 
     def __init__(self, folder: str, layout: str) -> None:
         self.paths = sorted(Path(folder, layout).glob("*.hdf5"))

@@ -1,6 +1,6 @@
 """Docstrings name arguments in columns; the reference shows them as a list.
 
-    batch_size:  samples a batch, on each rank
+    batch_size:  samples per batch on each rank
     memory:      the most the loader may hold, as "2GiB" or bytes;
                  None takes a quarter of what is free
 """

@@ -44,7 +44,7 @@ def run_in_processes(job: Job, tasks: Iterable[Task], workers: int) -> Iterator[
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     raise WorkerDied(
-        f"processes that converted ended without a word, {TRIES} times; {len(left):,} tasks are left. They may have "
+        f"worker processes ended without an error message, {TRIES} times; {len(left):,} tasks are left. They may have "
         f"been killed for memory (lower memory=), or the script that calls convert lacks "
         f'if __name__ == "__main__": before the call; executor="serial" needs neither'
     )

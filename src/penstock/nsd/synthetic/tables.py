@@ -99,7 +99,7 @@ def write_stim_info(root: str, experiment: Experiment) -> None:
 
 
 def write_responses(layout: Layout, experiment: Experiment) -> None:
-    """``responses.tsv``: one row a trial that was done; what was not answered is NaN."""
+    """``responses.tsv``: one row per trial that was done; missing answers are NaN."""
     scale = experiment.scale
     stimuli = experiment.stimuli(layout.subject)
     rng = np.random.default_rng([experiment.seed, 4, layout.subject])
