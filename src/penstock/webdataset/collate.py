@@ -126,6 +126,11 @@ def _as_given(columns: dict[Any, Any], *, named: bool) -> Batch:
     return columns if named else tuple(columns[place] for place in range(len(columns)))
 
 
+def combine_values(b: list[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
+    """Values of one field, stacked if they can be."""
+    return _column("", b, combine_tensors, combine_scalars)
+
+
 def _column(name: Any, values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
     first = values[0]
     if isinstance(first, int | float):

@@ -1,8 +1,9 @@
 """``WebDataset``: shards in, samples out, in the order of the files unless asked otherwise."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+import random
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from penstock.base import checks
@@ -11,15 +12,14 @@ from penstock.errors import ConfigError
 from penstock.files.compression import MAX_EXPANSION
 from penstock.files.files import remote_files
 from penstock.read.kinds import MAX_MEMBER_BYTES
-from penstock.webdataset.decoders import Decoder, Given
 from penstock.webdataset.handlers import Handler, reraise_exception
-from penstock.webdataset.pipeline import DataPipeline, Source, Stage
+from penstock.webdataset.pipeline import DataPipeline
 from penstock.webdataset.run import Run
 from penstock.webdataset.samples import Reading, Sample, read_samples
-from penstock.webdataset.shards import Shard, expand
+from penstock.webdataset.shards import MAX_SHARDS, Shard, expand
 from penstock.webdataset.shuffle import shuffle_samples
 from penstock.webdataset.splitting import single_node_only, split_by_worker
-from penstock.webdataset.verbs import map_samples
+from penstock.webdataset.stage import Source, Stage
 
 if TYPE_CHECKING:
     from penstock.remote.ranges import RemoteOptions
@@ -30,7 +30,7 @@ DEFAULT_SHARD_SHUFFLE = 100
 
 
 class SimpleShardList(Source):
-    """Shards in the order they are named; shuffled by ``seed`` if there is one."""
+    """Shards in the order they are named, or in that of ``seed``; True stands for another order in each epoch."""
 
     def __init__(self, urls: Any, seed: int | None = None) -> None:
         self.shards = expand(urls)
@@ -39,8 +39,10 @@ class SimpleShardList(Source):
     def begin(self, run: Run) -> Iterator[Shard]:
         """Every shard once."""
         shards = [dict(shard) for shard in self.shards]
-        if self.seed is not None:
-            run.rng(self.seed).shuffle(shards)
+        if self.seed is True:
+            run.rng(run.seed).shuffle(shards)
+        elif self.seed is not None:
+            random.Random(self.seed).shuffle(shards)  # noqa: S311
         return iter(shards)
 
     @property
@@ -52,22 +54,63 @@ class SimpleShardList(Source):
         return len(self.shards)
 
 
-class ResampledShards(Source):
-    """Shards drawn with replacement, without end (or ``nshards`` times), anew for each epoch, rank and worker."""
+_lists_made = count()
 
-    def __init__(self, urls: Any, nshards: int | None = None, seed: int | None = None) -> None:
+
+class ResampledShards(Source):
+    """Shards drawn with replacement, for ever (or ``nshards`` times): others in each epoch, rank and worker.
+
+    urls:          as for ``WebDataset``
+    seed:          what the draws follow from
+    deterministic: draw as the ``webdataset`` package does: by ``worker_seed()``, the epoch and the seed alone.
+                   Otherwise the draws also follow from the seed of the pipeline; outside of a pipeline, lists that a
+                   program makes one after another draw differently
+    worker_seed:   a function whose number tells workers apart
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        nshards: int | None = None,
+        seed: int | None = None,
+        worker_seed: Callable[[], int] | None = None,
+        deterministic: bool = False,
+        max_urls: int = MAX_SHARDS,
+        empty_check: bool = True,
+    ) -> None:
+        if not isinstance(urls, str | os.PathLike) and not hasattr(urls, "read") and isinstance(urls, Iterable):
+            urls = list(islice(urls, max_urls))
         self.shards = expand(urls)
-        self.nshards, self.seed = nshards, seed
+        self.nshards, self.seed, self.worker_seed, self.deterministic = nshards, seed, worker_seed, deterministic
+        self.epoch = -1
+        self._number = next(_lists_made)
         if any("stream" in shard for shard in self.shards):
             raise ConfigError("resampled=True: a file object can be read once, so shards to draw from must be files")
 
+    @property
+    def urls(self) -> list[str]:
+        """Their names."""
+        return [shard["url"] for shard in self.shards]
+
+    def __iter__(self) -> Iterator[Shard]:
+        """One pass outside of a pipeline, and of its seed."""
+        return self.begin(Run(seed=self._number, epoch=self.epoch + 1))
+
     def begin(self, run: Run) -> Iterator[Shard]:
-        """Draw ``nshards`` shards, or shards without end."""
-        rng = (run if self.seed is None else replace(run, seed=self.seed)).rng()
-        drawn = 0
-        while self.nshards is None or drawn < self.nshards:
-            drawn += 1
-            yield dict(rng.choice(self.shards))
+        """As many draws as were asked for."""
+        self.epoch = run.epoch
+        rng = self._rng(run)
+        for _ in count() if self.nshards is None else range(self.nshards):
+            yield dict(self.shards[rng.randint(0, len(self.shards) - 1)])
+
+    def _rng(self, run: Run) -> random.Random:
+        of_worker = 1000 * run.place.rank + run.place.worker if self.worker_seed is None else self.worker_seed()
+        if self.deterministic:
+            seed = 0
+            for each in (of_worker, run.epoch, self.seed or 0):
+                seed = (seed * 31 + hash(each)) & 0x7FFFFFFF
+            return random.Random(seed)  # noqa: S311
+        return random.Random(f"{run.seed}/{self.seed}/{run.epoch}/{of_worker}/{run.place.rank}")  # noqa: S311
 
 
 class WebDataset(DataPipeline):
@@ -159,13 +202,3 @@ def tarfile_samples(
 def tarfile_to_samples(**how: Any) -> Stage:
     """``tarfile_samples`` as a function of an iterator of shards."""
     return Stage(read_samples, Reading(tell_path=False, **how))
-
-
-def decode(*handlers: Given, handler: Handler = reraise_exception, **how: Any) -> Stage:
-    """``WebDataset.decode`` as a stage of a ``DataPipeline``."""
-    return Stage(map_samples, Decoder(handlers, **how), handler=handler)
-
-
-def shardspec(urls: str | Sequence[str]) -> SimpleShardList:
-    """Expand a pattern to a list of shards."""
-    return SimpleShardList(urls)

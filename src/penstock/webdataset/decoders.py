@@ -13,7 +13,7 @@ import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -54,10 +54,11 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
     return Continue(key[:-3], unpacked)
 
 
-def _pickled(data: bytes) -> Any:
+def refuse_pickle(data: bytes) -> NoReturn:
+    """Refused."""
     raise Unsafe(
         "only unpickling could read it, which runs what the file says; write npy or json instead. If you trust the "
-        "file, give decode() a decoder of your own for it, or only= to leave it as bytes"
+        "file, give decode() a decoder of your own for it, such as {'pyd': pickle.loads}; or only= to leave it as bytes"
     )
 
 
@@ -75,7 +76,7 @@ PLAIN: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
-    **dict.fromkeys(("pkl", "pickle", "pyd", "pth"), _pickled),
+    **dict.fromkeys(("pkl", "pickle", "pyd", "pth"), refuse_pickle),
     **dict.fromkeys(("ten", "tb"), decode_ten),
     **dict.fromkeys(("mp", "msg"), objects.as_msgpack),
     "npy": decode_npy,
@@ -206,6 +207,12 @@ class Decoder:
             elif result is not None:
                 return result
         return data
+
+    decode1 = decode_field
+
+    def decode(self, sample: Sample) -> Sample:
+        """The same as calling it."""
+        return self(sample)
 
     def __call__(self, sample: Sample) -> Sample:
         """Another sample with the fields' values; ``__key__`` and its like are passed on."""

@@ -112,7 +112,8 @@ def _msgpack(value: Any) -> bytes:
     return packed
 
 
-def _pickled(value: Any) -> bytes:
+def refuse_pickle(value: Any) -> bytes:
+    """Refused."""
     raise Unsafe(
         f"only pickle could write a {type(value).__name__} here, and unpickling can run any code; use npy or json"
     )
@@ -125,13 +126,19 @@ DEFAULT_ENCODERS: dict[str, Encode] = {
     **dict.fromkeys(("mp", "msgpack", "msg"), _msgpack),
     **dict.fromkeys(("jpg", "jpeg", "img", "image"), _Picture("JPEG")),
     **dict.fromkeys(("tif", "tiff"), _Picture("TIFF")),
-    **dict.fromkeys(("pyd", "pickle", "pkl", "pth"), _pickled),
+    **dict.fromkeys(("pyd", "pickle", "pkl", "pth"), refuse_pickle),
     "npy": encode_npy,
     "npz": encode_npz,
     "png": _Picture("PNG"),
     "ppm": _Picture("PPM"),
     "pgm": _Picture("PGM"),
 }
+
+
+def imageencoder(image: Any, format: str = "PNG") -> bytes:  # noqa: A002
+    """A picture as bytes of a kind: an array of uint8, or of floats from 0 to 1, or an image of Pillow's."""
+    kind = {"JPG": "JPEG", "IMG": "PPM", "IMAGE": "PPM", "TIF": "TIFF"}.get(format.upper(), format.upper())
+    return encode_picture(image, kind)
 
 
 def make_encoder(given: bool | Mapping[str, Encode] | Callable[[Sample], Sample] | None) -> Callable[[Sample], Sample]:

@@ -7,21 +7,26 @@ from typing import Any, Self
 
 from penstock.base import checks
 from penstock.read.pictures import MAX_PIXELS
-from penstock.webdataset import verbs
+from penstock.webdataset import rare_verbs, verbs
 from penstock.webdataset.collate import default_collation_fn
 from penstock.webdataset.decoders import Decoder, FieldDecoder, Given
 from penstock.webdataset.handlers import Handler, reraise_exception
 from penstock.webdataset.shuffle import shuffle_samples
+from penstock.webdataset.stage import Stage
 from penstock.webdataset.verbs import Verb
 
 Function = Callable[[Any], Any]
 
 
 class Fluent:
-    """The verbs as methods."""
+    """The verbs as methods, for a class that has ``compose``."""
 
     def _then(self, verb: Verb, /, *args: Any, **options: Any) -> Self:
         """A new pipeline with one more stage."""
+        return self.compose(Stage(verb, *args, **options))
+
+    def compose(self, *stages: Any) -> Self:
+        """A new pipeline with these stages added at the end."""
         raise NotImplementedError
 
     def then(self, function: Verb, /, *args: Any, **options: Any) -> Self:
@@ -138,7 +143,7 @@ class Fluent:
 
     def batched(
         self,
-        batchsize: int,
+        batchsize: float,
         collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
         partial: bool = True,
     ) -> Self:
@@ -156,3 +161,17 @@ class Fluent:
     def unlisted(self) -> Self:
         """Split lists into samples again."""
         return self._then(verbs.unlist_samples)
+
+    # Other decoders, and samples that are kept.
+
+    def xdecode(self, *patterns: Any, must_decode: bool = True, **functions: Function) -> Self:
+        """``xdecode(png=read_png)``: fields by functions of a stream of their bytes, by extension."""
+        return self._then(rare_verbs.decode_matching, *patterns, must_decode=must_decode, **functions)
+
+    def mcached(self) -> Self:
+        """Keep all samples of the first pass in memory, and give them out again in the next ones."""
+        return self.compose(rare_verbs.Cached())
+
+    def lmdb_cached(self, *args: Any, **options: Any) -> Self:
+        """Refused: it would unpickle. ``cache_dir=`` keeps shards, ``mcached`` keeps samples in memory."""
+        return self.compose(rare_verbs.LMDBCached(*args, **options))

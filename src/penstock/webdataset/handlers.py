@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
-from penstock.errors import Corrupt, DataError, Missing, SchemaMismatch, Truncated
+from penstock.errors import Corrupt, DataError, Missing, PenstockError, SchemaMismatch, Truncated, Unavailable
 
 Handler = Callable[[Exception], bool]
 
@@ -55,6 +55,10 @@ class CorruptShard(Corrupt, tarfile.ReadError):
     """A shard is not a tar, or stops being one."""
 
 
+class UnavailableShard(Unavailable, OSError):
+    """A shard cannot be read at this time."""
+
+
 class NoContent(Corrupt, ValueError):
     """A member of a shard is a link, or something else that holds no bytes."""
 
@@ -70,10 +74,15 @@ class RepeatedField(Corrupt, ValueError):
 DecodingError = DataError
 """The name that programs for tar shards know for an error of a decoder; here all of them are data errors."""
 
-_OF_SHARDS = {Missing: MissingShard, Truncated: TruncatedShard, Corrupt: CorruptShard}
+_OF_SHARDS: dict[type, type[PenstockError]] = {
+    Missing: MissingShard,
+    Truncated: TruncatedShard,
+    Corrupt: CorruptShard,
+    Unavailable: UnavailableShard,
+}
 
 
-def as_shard_error(error: DataError, note: str = "") -> DataError:
+def as_shard_error(error: PenstockError, note: str = "") -> PenstockError:
     """The same error of the kind that programs for tar shards catch, with a note behind its message."""
     kind = _OF_SHARDS.get(type(error))
     return error if kind is None else kind(f"{error}{note}")

@@ -2,12 +2,60 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from random import Random
 from typing import Any
 
 from penstock.base import checks
 from penstock.errors import ConfigError
-from penstock.webdataset.pipeline import DataPipeline, Source
+from penstock.webdataset.pipeline import DataPipeline
 from penstock.webdataset.run import Run
+from penstock.webdataset.stage import Source
+
+
+def round_robin_shortest(*sources: Iterator[Any]) -> Iterator[Any]:
+    """A sample of each in turn, until one is at its end."""
+    return _take_turns(sources, longest=False)
+
+
+def round_robin_longest(*sources: Iterator[Any]) -> Iterator[Any]:
+    """A sample of each in turn, until all are at their end."""
+    return _take_turns(sources, longest=True)
+
+
+def _take_turns(sources: Sequence[Iterator[Any]], longest: bool) -> Iterator[Any]:
+    left, turn = list(sources), 0
+    while left:
+        turn %= len(left)
+        try:
+            sample = next(left[turn])
+        except StopIteration:
+            if not longest:
+                return
+            del left[turn]
+            continue
+        yield sample
+        turn += 1
+
+
+def random_samples(
+    sources: Sequence[Iterator[Any]],
+    probs: Sequence[float] | None = None,
+    longest: bool = False,
+    rng: Random | None = None,
+) -> Iterator[Any]:
+    """A sample of one drawn at random with its probability, until one is at its end, or all are."""
+    rng = Run().rng() if rng is None else rng
+    left, weights = list(sources), [1.0] * len(sources) if probs is None else list(probs)
+    while left and sum(weights) > 0:
+        (chosen,) = rng.choices(range(len(left)), cum_weights=list(accumulate(weights)))
+        try:
+            sample = next(left[chosen])
+        except StopIteration:
+            if not longest:
+                return
+            del left[chosen], weights[chosen]
+            continue
+        yield sample
 
 
 class _Turns(Source):
@@ -15,19 +63,7 @@ class _Turns(Source):
         self.datasets, self.longest = datasets, longest
 
     def begin(self, run: Run) -> Iterator[Any]:
-        sources = [iter(each) for each in self.datasets]
-        turn = 0
-        while sources:
-            turn %= len(sources)
-            try:
-                sample = next(sources[turn])
-            except StopIteration:
-                if not self.longest:
-                    return
-                del sources[turn]
-                continue
-            yield sample
-            turn += 1
+        return _take_turns([iter(each) for each in self.datasets], self.longest)
 
 
 class _Draws(Source):
@@ -35,18 +71,7 @@ class _Draws(Source):
         self.datasets, self.probs, self.longest = datasets, probs, longest
 
     def begin(self, run: Run) -> Iterator[Any]:
-        rng = run.rng()
-        sources, probs = [iter(each) for each in self.datasets], list(self.probs)
-        while sources and sum(probs) > 0:
-            (chosen,) = rng.choices(range(len(sources)), cum_weights=list(accumulate(probs)))
-            try:
-                sample = next(sources[chosen])
-            except StopIteration:
-                if not self.longest:
-                    return
-                del sources[chosen], probs[chosen]
-                continue
-            yield sample
+        return random_samples([iter(each) for each in self.datasets], self.probs, self.longest, run.rng())
 
 
 class RoundRobin(DataPipeline):

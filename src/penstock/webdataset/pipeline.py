@@ -11,7 +11,6 @@ import copy
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
-from functools import update_wrapper
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Self
@@ -21,49 +20,9 @@ from penstock.base.torch_worker import fail_worker_on_lost_batch
 from penstock.errors import ConfigError
 from penstock.webdataset.fluent import Fluent
 from penstock.webdataset.run import Counts, Place, Run, here, set_rank
-from penstock.webdataset.verbs import Verb
+from penstock.webdataset.stage import Source, Stage
 
 FOREVER = -1
-
-
-class Stage:
-    """A function from an iterator to an iterator, with its arguments."""
-
-    def __init__(self, function: Verb, /, *args: Any, **options: Any) -> None:
-        self.function, self.args, self.options = function, args, options
-
-    def start(self, samples: Iterable[Any], run: Run) -> Iterator[Any]:
-        """Its output in one pass."""
-        return self.function(iter(samples), run, *self.args, **self.options)
-
-    def __call__(self, samples: Iterable[Any]) -> Iterator[Any]:
-        return self.start(samples, Run())
-
-    def __repr__(self) -> str:
-        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.options.items())]
-        return f"{self.function.__name__}({', '.join(given)})"
-
-
-class Source:
-    """The first stage of a pipeline, if it needs to know the pass."""
-
-    def begin(self, run: Run) -> Iterator[Any]:
-        """Its output in one pass."""
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.begin(Run())
-
-
-class Curried:
-    """Makes a stage from a function and its arguments: ``batched(32)``."""
-
-    def __init__(self, function: Verb) -> None:
-        update_wrapper(self, function)
-        self.function = function
-
-    def __call__(self, /, *args: Any, **options: Any) -> Stage:
-        return Stage(self.function, *args, **options)
 
 
 def _torch_class(kind: type) -> type:
@@ -140,10 +99,7 @@ class DataPipeline(Fluent):
 
     # Building.
 
-    def _then(self, verb: Verb, /, *args: Any, **options: Any) -> Self:
-        return self.compose(Stage(verb, *args, **options))  # type: ignore[return-value]
-
-    def compose(self, *stages: Any) -> "DataPipeline":
+    def compose(self, *stages: Any) -> Self:
         """A new pipeline with these stages added at the end."""
         composed = copy.copy(self)
         composed.pipeline = [*self.pipeline, *stages]
@@ -209,8 +165,8 @@ class DataPipeline(Fluent):
 
     # Copying, and being sent to worker processes.
 
-    def __copy__(self) -> "DataPipeline":
-        made: DataPipeline = self._plain.__new__(self._plain)
+    def __copy__(self) -> Self:
+        made: Self = self._plain.__new__(self._plain)  # type: ignore[assignment]
         made.__dict__.update(self.__dict__, pipeline=list(self.pipeline), _counts=Counts())
         return made
 

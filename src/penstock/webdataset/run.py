@@ -128,8 +128,11 @@ class Run:
         """Random numbers of this stage in this pass.
 
         They differ by rank and worker, except with an explicit seed. That one is for an order on which all processes
-        agree: each shuffles the whole list of shards, and then takes its part.
+        agree: each shuffles the whole list of shards, and then takes its part. In the first epoch it gives the numbers
+        that programs for tar shards get from it.
         """
+        if seed is not None and self.epoch == 0:
+            return random.Random(seed)  # noqa: S311
         place = self.place if seed is None else Place()
         # A text is hashed, so that neighbours have nothing in common: seeds are never added.
         return random.Random(  # noqa: S311

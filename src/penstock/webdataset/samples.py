@@ -17,8 +17,8 @@ import numpy as np
 
 from penstock.base.file_id import FileId
 from penstock.base.text_column import decoded
-from penstock.base.urls import shown
-from penstock.errors import ConfigError, DataError, LimitExceeded
+from penstock.base.urls import is_remote, shown
+from penstock.errors import ConfigError, DataError, LimitExceeded, SourceError
 from penstock.files.compression import MAGIC_BYTES, Stream, name_compression
 from penstock.files.files import Files
 from penstock.formats.tar.header import LINKS
@@ -171,9 +171,11 @@ def _check_not_empty(known: Sequence[Shard], reading: Reading, run: Run) -> None
 class _Archive:
     """One shard while it is read: its entries, and their content."""
 
-    def __init__(self, name: str, entries: Walk, file: FileId | None, reading: Reading) -> None:
-        self.name, self.entries = name, entries
-        self._file, self.reading = file, reading
+    def __init__(self, name: str, entries: Walk, file: FileId | None, path: str | None, reading: Reading) -> None:
+        self.name, self.entries, self.reading = name, entries, reading
+        self.path = path
+        """Where it, or its copy, is on this machine."""
+        self._file = file
         self._linked: dict[str, tuple[int, int]] | None = None
         self._left_out: dict[str, DataError] = {}
 
@@ -217,23 +219,25 @@ class _Archive:
 def _open_archive(shard: Shard, reading: Reading) -> Iterator[_Archive]:
     name, files = shown(shard["url"]), reading.files
     file = local_file(shard, files)
+    path = (
+        local_path(shard) if file is None or files.cache is None or not is_remote(file.path) else files.cache.path(file)
+    )
     if file is not None and not name_compression(files.head_of(file, MAGIC_BYTES)):
-        yield _Archive(name, Walk(Window(_Lent(file, files))), file, reading)
+        yield _Archive(name, Walk(Window(_Lent(file, files))), file, path, reading)
         return
     with opened(shard, files) as source:
-        yield _Archive(name, Walk(Stream(source, name, files.max_expansion)), None, reading)
+        yield _Archive(name, Walk(Stream(source, name, files.max_expansion)), None, path, reading)
 
 
 def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
     share, number = share_of(shard), -1
     begin: Sample = {"__url__": shown(shard["url"])}
-    path = local_path(shard) if reading.tell_path else None
-    if path is not None:
-        begin["__local_path__"] = path
     sample: Sample = {}
     key, wanted = None, False
     try:
         with _open_archive(shard, reading) as archive:
+            if reading.tell_path and archive.path is not None:
+                begin["__local_path__"] = archive.path
             for entry in archive.entries:
                 named = reading.split(entry.name)
                 if named is None:
@@ -245,7 +249,7 @@ def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
                     wanted, sample = share.has(number), {"__key__": key, **begin}
                 if wanted:
                     wanted = _add(sample, named[1], entry, archive, run)
-    except DataError as error:
+    except (DataError, SourceError) as error:
         # The sample at hand may lack fields, so it is not given out.
         lost = "no sample" if key is None else f"{number:,} whole samples, and {key!r}, which may lack fields,"
         raise as_shard_error(error, f" ({lost} came before)") from error

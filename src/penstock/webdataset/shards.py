@@ -107,8 +107,8 @@ def _stream(stream: Any, number: int) -> Shard:
 
 
 def check_scheme(url: str) -> None:
-    """Refuse what would start a program."""
-    if url[:5].lower() == "pipe:":
+    """Refuse what would start a program, unless the caller opens such addresses."""
+    if url[:5].lower() == "pipe:" and own_opener(url) is None:
         refuse_scheme(url)
     if url.endswith("/"):
         raise ConfigError(f"{url!r:.100}: is a folder; name the shards in it, such as '{url}train-{{000..017}}.tar'")
@@ -124,13 +124,15 @@ def expand_urls(text: str) -> list[str]:
     """``a-{0..3}.tar::b.tar`` -> five names; ``${NAME}`` stands for what the environment has as ``WDS_NAME``."""
     found: list[str] = []
     for part in text.split("::"):
-        found += islice(expand_braces(_with_environment(part)), MAX_SHARDS + 1 - len(found))
+        found += islice(expand_braces(with_environment(part)), MAX_SHARDS + 1 - len(found))
         if len(found) > MAX_SHARDS:
             raise ConfigError(f"{text!r:.100}: stands for more than {MAX_SHARDS:,} shards")
     return found
 
 
-def _with_environment(text: str) -> str:
+def with_environment(text: str) -> str:
+    """A pattern with what the environment has for each ``${NAME}``."""
+
     def value(found: re.Match[str]) -> str:
         name = f"WDS_{found[1]}"
         if name not in os.environ:
@@ -147,8 +149,20 @@ def _with_environment(text: str) -> str:
 
 BUFFER_BYTES = 256 * 1024
 
-OPENERS: dict[str, Callable[[str], contextlib.AbstractContextManager[Readable]]] = {}
-"""How to open what is neither a file nor on a server, by scheme. Nothing in here may start a program."""
+Opener = Callable[..., Any]
+"""Takes an address, "rb" or "wb", and a buffer's size; returns a file object."""
+
+OPENERS: dict[str, Opener] = {}
+"""How to open addresses, by scheme: programs know it as ``gopen_schemes``, and add functions of their own."""
+
+BUILT_IN: set[Opener] = set()
+"""Those of them that are not the caller's."""
+
+
+def own_opener(url: str) -> Opener | None:
+    """The function of the caller's that opens such addresses; None if there is none."""
+    opener = OPENERS.get(scheme_of(url))
+    return None if opener in BUILT_IN else opener
 
 
 @contextlib.contextmanager
@@ -160,9 +174,9 @@ def opened(shard: Shard, files: Files) -> Iterator[Readable]:
         return
     url = shard["url"]
     check_scheme(url)
-    scheme = scheme_of(url)
-    if scheme in OPENERS:
-        with OPENERS[scheme](url) as stream:
+    opener = own_opener(url)
+    if opener is not None:
+        with contextlib.closing(opener(url, "rb", BUFFER_BYTES)) as stream:
             yield stream
         return
     if is_remote(url):
@@ -172,10 +186,10 @@ def opened(shard: Shard, files: Files) -> Iterator[Readable]:
     path = local_path(shard)
     if path is None:
         raise ConfigError(
-            f"{shown(url)}: shards of scheme {scheme}: are not opened here; fetch them first, or open them in your own "
-            f"program and pass the file objects"
+            f"{shown(url)}: shards of scheme {scheme_of(url)}: are not opened here; fetch them first, or open them in "
+            f"your own program and pass the file objects, or a function: gopen_schemes[{scheme_of(url)!r}] = f"
         )
-    with _open_file(path) as stream:
+    with open_file(path) as stream:
         yield stream
 
 
@@ -193,13 +207,16 @@ def local_path(shard: Shard) -> str | None:
 
 def local_file(shard: Shard, files: Files) -> FileId | None:
     """The file here that holds a shard, or a copy of it; None where there is none, and it is read as a stream."""
-    if "stream" not in shard and is_remote(shard["url"]):
+    if "stream" in shard or own_opener(shard["url"]) is not None:
+        return None
+    if is_remote(shard["url"]):
         return files.copied(files.remote.admit(shard["url"]))
     path = local_path(shard)
     return identify(path) if path is not None and os.path.isfile(path) else None
 
 
-def _open_file(path: str) -> Any:
+def open_file(path: str) -> Any:
+    """A file here, to be read in order."""
     try:
         return open(path, "rb", buffering=BUFFER_BYTES, opener=open_regular)
     except FileNotFoundError:

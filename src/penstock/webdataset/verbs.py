@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import islice
+from math import ceil, isfinite
 from numbers import Real
 from typing import Any
 
@@ -123,11 +124,13 @@ def batch_samples(
     samples: Iterator[Any],
     run: Run,
     /,
-    batchsize: int = 20,
+    batchsize: float = 20,
     collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
     partial: bool = True,
 ) -> Iterator[Any]:
     """Batches of ``batchsize``, collated, or lists without a function; the last may be smaller if ``partial``."""
+    if isinstance(batchsize, Real) and not isinstance(batchsize, bool) and isfinite(batchsize):
+        batchsize = ceil(batchsize)  # programs divide, and 8 / 2 is a float
     batchsize = checks.whole("batched: batchsize", batchsize, least=1)
     partial = checks.flag("batched: partial", partial)
     while True:

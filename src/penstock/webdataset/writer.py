@@ -27,10 +27,27 @@ from penstock.files.handles import identify
 from penstock.formats.tar import samples as tarindex
 from penstock.formats.tar.members import MemberList
 from penstock.read import saved_chunks
-from penstock.webdataset.encoders import make_encoder
+from penstock.read.npy import encode_npy
+from penstock.webdataset.encoders import DEFAULT_ENCODERS, imageencoder, make_encoder, refuse_pickle
+from penstock.webdataset.interface import gopen
 from penstock.webdataset.samples import Sample
+from penstock.webdataset.shards import BUFFER_BYTES, own_opener
+
+__all__ = [
+    "ShardWriter",
+    "TarWriter",
+    "default_handlers",
+    "gopen",
+    "imageencoder",
+    "make_encoder",
+    "numpy_dumps",
+    "torch_dumps",
+]
 
 log = logging.getLogger(__name__)
+
+default_handlers = DEFAULT_ENCODERS
+numpy_dumps, torch_dumps = encode_npy, refuse_pickle
 
 RECORD = 20 * tarfile.BLOCKSIZE
 """A tar is filled up with zeros to a multiple of this, as it was on tape."""
@@ -72,6 +89,10 @@ class TarWriter:
         self.encoder = make_encoder(encoder)
         self.path = os.fspath(fileobj) if isinstance(fileobj, str | os.PathLike) else None
         packing = _compressor(self.path, compress)
+        opener = None if self.path is None else own_opener(self.path)
+        if opener is not None:  # an address that a function of the caller's opens
+            fileobj, self.path = opener(self.path, "wb", BUFFER_BYTES), None
+        self._closes = opener is not None or self.path is not None
         self._file: Any = fileobj if self.path is None else _create(self.path)
         self._stream: Any = self._file if packing is None else _COMPRESSORS[packing](self._file)
         self._packs = packing is not None
@@ -118,14 +139,16 @@ class TarWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             os.replace(_partial(self.path), self.path)  # while it is locked, so that nobody takes it for left behind
+        if self._closes:
             self._file.close()
 
     def abandon(self) -> None:
         """Give up: remove what was written so far, and create no file."""
-        if self._open and self.path is not None:
+        if self._open and self._closes:
             for each in (self._stream, self._file):
                 with contextlib.suppress(OSError, ValueError):  # where the disk is full, what is buffered cannot go
                     each.close()
+        if self._open and self.path is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(_partial(self.path))
         self._open = False
