@@ -73,14 +73,14 @@ def decode(
     return out
 
 
-def decode_with_pillow(data: bytes, mode: Mode, max_pixels: int = MAX_PIXELS) -> Any:
-    """A picture as Pillow's own ``Image``, loaded and converted."""
+def decode_with_pillow(data: bytes, mode: Mode | None, max_pixels: int = MAX_PIXELS) -> Any:
+    """A picture as Pillow's own ``Image``, loaded and converted; without a mode as it is stored."""
     checked_header(data, max_pixels)
     with _opened_by_pillow(data) as picture:
         width, height = picture.size
         _check(picture.format or "picture", width, height, max_pixels)
         picture.load()
-        return picture.convert(mode)
+        return picture if mode is None else picture.convert(mode)
 
 
 def read_size(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:

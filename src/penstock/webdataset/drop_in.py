@@ -37,3 +37,5 @@ def install() -> None:
     name_modules("webdataset")
     for name in _OWN:
         sys.modules[f"webdataset.{name}"] = import_module(f"penstock.webdataset.{name}")
+    sys.modules["wids.wids"] = wids
+    sys.modules["wids.wids_specs"] = import_module("penstock.webdataset.shard_index")

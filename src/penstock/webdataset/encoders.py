@@ -103,7 +103,8 @@ def _json(value: Any) -> bytes:
     return json.dumps(value).encode("utf-8")
 
 
-def _msgpack(value: Any) -> bytes:
+def msgpack_dumps(value: Any) -> bytes:
+    """A value as msgpack."""
     try:
         import msgpack
     except ImportError:
@@ -123,7 +124,7 @@ DEFAULT_ENCODERS: dict[str, Encode] = {
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _number),
     **dict.fromkeys(("json", "jsn"), _json),
     **dict.fromkeys(("ten", "tenbin", "tb"), encode_ten),
-    **dict.fromkeys(("mp", "msgpack", "msg"), _msgpack),
+    **dict.fromkeys(("mp", "msgpack", "msg"), msgpack_dumps),
     **dict.fromkeys(("jpg", "jpeg", "img", "image"), _Picture("JPEG")),
     **dict.fromkeys(("tif", "tiff"), _Picture("TIFF")),
     **dict.fromkeys(("pyd", "pickle", "pkl", "pth"), refuse_pickle),

@@ -27,8 +27,15 @@ from penstock.files.handles import identify
 from penstock.formats.tar import samples as tarindex
 from penstock.formats.tar.members import MemberList
 from penstock.read import saved_chunks
-from penstock.read.npy import encode_npy
-from penstock.webdataset.encoders import DEFAULT_ENCODERS, imageencoder, make_encoder, refuse_pickle
+from penstock.read.npy import encode_npy, encode_npz, encode_ten
+from penstock.webdataset.encoders import (
+    DEFAULT_ENCODERS,
+    encode_sample,
+    imageencoder,
+    make_encoder,
+    msgpack_dumps,
+    refuse_pickle,
+)
 from penstock.webdataset.interface import gopen
 from penstock.webdataset.samples import Sample
 from penstock.webdataset.shards import BUFFER_BYTES, own_opener
@@ -37,17 +44,24 @@ __all__ = [
     "ShardWriter",
     "TarWriter",
     "default_handlers",
+    "encode_based_on_extension",
     "gopen",
     "imageencoder",
     "make_encoder",
+    "mp_dumps",
     "numpy_dumps",
+    "numpy_npz_dumps",
+    "tenbin_dumps",
     "torch_dumps",
 ]
 
 log = logging.getLogger(__name__)
 
+# The names that programs know.
 default_handlers = DEFAULT_ENCODERS
-numpy_dumps, torch_dumps = encode_npy, refuse_pickle
+encode_based_on_extension = encode_sample
+numpy_dumps, numpy_npz_dumps, tenbin_dumps = encode_npy, encode_npz, encode_ten
+mp_dumps, torch_dumps = msgpack_dumps, refuse_pickle
 
 RECORD = 20 * tarfile.BLOCKSIZE
 """A tar is filled up with zeros to a multiple of this, as it was on tape."""

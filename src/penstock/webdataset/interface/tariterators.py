@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 meta_prefix = meta_suffix = "__"
+trace = False
 
 Member = dict[str, Any]
 
@@ -80,8 +81,7 @@ def url_opener(data: Iterable[Shard], handler: Handler = reraise_exception, **kw
                 continue
             return
         try:
-            shard.update(stream=stream)
-            yield shard
+            yield {**shard, "stream": stream}
         finally:
             lending.__exit__(None, None, None)
 
