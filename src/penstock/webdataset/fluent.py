@@ -18,8 +18,8 @@ from penstock.webdataset.verbs import Verb
 Function = Callable[[Any], Any]
 
 
-class Fluent:
-    """The verbs as methods, for a class that has ``compose``."""
+class RareFluent:
+    """What few programs use as methods, for a class that has ``compose``."""
 
     def _then(self, verb: Verb, /, *args: Any, **options: Any) -> Self:
         """A new pipeline with one more stage."""
@@ -28,6 +28,22 @@ class Fluent:
     def compose(self, *stages: Any) -> Self:
         """A new pipeline with these stages added at the end."""
         raise NotImplementedError
+
+    def xdecode(self, *patterns: Any, must_decode: bool = True, **functions: Function) -> Self:
+        """``xdecode(png=read_png)``: fields by functions of a stream of their bytes, by extension."""
+        return self._then(rare_verbs.decode_matching, *patterns, must_decode=must_decode, **functions)
+
+    def mcached(self) -> Self:
+        """Keep all samples of the first pass in memory, and give them out again in the next ones."""
+        return self.compose(rare_verbs.Cached())
+
+    def lmdb_cached(self, *args: Any, **options: Any) -> Self:
+        """Refused: it would unpickle. ``cache_dir=`` keeps shards, ``mcached`` keeps samples in memory."""
+        return self.compose(rare_verbs.LMDBCached(*args, **options))
+
+
+class Fluent(RareFluent):
+    """The verbs as methods, for a class that has ``compose``."""
 
     def then(self, function: Verb, /, *args: Any, **options: Any) -> Self:
         """Pass the samples through a function of your own, from an iterator to an iterator."""
@@ -161,17 +177,3 @@ class Fluent:
     def unlisted(self) -> Self:
         """Split lists into samples again."""
         return self._then(verbs.unlist_samples)
-
-    # Other decoders, and samples that are kept.
-
-    def xdecode(self, *patterns: Any, must_decode: bool = True, **functions: Function) -> Self:
-        """``xdecode(png=read_png)``: fields by functions of a stream of their bytes, by extension."""
-        return self._then(rare_verbs.decode_matching, *patterns, must_decode=must_decode, **functions)
-
-    def mcached(self) -> Self:
-        """Keep all samples of the first pass in memory, and give them out again in the next ones."""
-        return self.compose(rare_verbs.Cached())
-
-    def lmdb_cached(self, *args: Any, **options: Any) -> Self:
-        """Refused: it would unpickle. ``cache_dir=`` keeps shards, ``mcached`` keeps samples in memory."""
-        return self.compose(rare_verbs.LMDBCached(*args, **options))
