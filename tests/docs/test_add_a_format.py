@@ -85,6 +85,13 @@ def test_files_that_contributors_are_told_to_read_exist(name):
     assert (ROOT / name).exists()
 
 
+@pytest.mark.parametrize(("what", "most"), [("a format", 3), ("a codec", 2), ("another shuffle", 2),
+                                            ("a step after batching", 3)])  # fmt: skip
+def test_few_files_are_read_first(what, most):
+    (row,) = re.findall(rf"^\| {what} \|(.*)\|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert 1 <= row.count("`") // 2 <= most
+
+
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`((?:\w+/)+\w+(?:\.py)?)`",
                                                        (ROOT / "docs" / "design.md").read_text()))))  # fmt: skip
 def test_modules_of_the_map_exist(name):

@@ -137,7 +137,7 @@ class TarWriter:
         try:
             self._put(bytes(2 * tarfile.BLOCKSIZE))
             self._put(bytes(-self._written % RECORD))
-            with self._told():
+            with self._explain_errors():
                 self._finish()
         except BaseException:
             self.abandon()
@@ -189,12 +189,12 @@ class TarWriter:
         self._put(bytes(-len(content) % tarfile.BLOCKSIZE))
 
     def _put(self, data: bytes | memoryview) -> None:
-        with self._told():
+        with self._explain_errors():
             self._stream.write(data)
         self._written += len(data)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Turn an error of the system into one of penstock's."""
         try:
             yield
@@ -207,7 +207,7 @@ class TarWriter:
     def _save_index(self, path: str) -> None:
         if self._index_folder is None:
             return
-        with contextlib.suppress(Corrupt, LimitExceeded):  # who opens it is told then
+        with contextlib.suppress(Corrupt, LimitExceeded):  # opening the shard reports it
             tarindex.save(self._index_folder, identify(path), tarindex.group(self._members.table(path)))
 
     def _check_key(self, key: str) -> None:
