@@ -25,7 +25,7 @@ DOORS = {
     "matplotlib": {"cli"},
     "torch": {"loader.pytorch", "cli", "testing", "integrations"},
     "accelerate": {"integrations.accelerate"},
-    "dask": {"integrations.dask"},
+    "dask": {"dataset.lazy"},
     "lightning": {"integrations.lightning"},
     "ray": {"integrations.ray"},
     "lmdb": set(),

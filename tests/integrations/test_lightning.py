@@ -86,3 +86,121 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_batch(tmp_path, stop_after
     rest = [rows for epoch in second.rows.values() for rows in epoch]
     assert done == whole[:stop_after]
     assert rest == whole[stop_after:]
+
+
+def flat(rows):
+    return [batch for epoch in rows.values() for batch in epoch]
+
+
+def resume(folder, model, checkpoint, module=None, **options):
+    module = module or DataModule(train=dataset(), **OPTIONS)
+    run = trainer(folder, callbacks=[RestoreLoaders()], **options)
+    run.fit(model, datamodule=module, ckpt_path=folder / checkpoint, weights_only=False)
+    return run
+
+
+@pytest.mark.parametrize("sizes", [(4, 8), (8, 4), (4, 3)])
+@pytest.mark.parametrize("stop_after", [2, 7])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_batches_of_another_size_after_a_restart(tmp_path, sizes, stop_after, accumulate):
+    """As with another number of ranks: the epoch has other batches, and Lightning counted the old ones."""
+    before, after = ({**OPTIONS, "batch_size": size} for size in sizes)
+    first, second = Model(stop_after), Model()
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        trainer(tmp_path, callbacks=[RestoreLoaders()]).fit(first, datamodule=DataModule(train=dataset(), **before))
+    run = resume(
+        tmp_path, second, "stopped.ckpt", DataModule(train=dataset(), **after), accumulate_grad_batches=accumulate
+    )
+    seen = [row for model in (first, second) for batch in flat(model.rows) for row in batch]
+    for epoch in range(3):
+        assert sorted(seen[epoch * ROWS : (epoch + 1) * ROWS]) == list(range(ROWS))
+    done = sizes[0] * (stop_after - ROWS // sizes[0] * (stop_after // (ROWS // sizes[0])))
+    left = -(-(ROWS - done) // sizes[1])
+    assert len(second.rows[min(second.rows)]) == left
+    if accumulate == 1:
+        assert run.global_step == stop_after + len(flat(second.rows))
+
+
+@pytest.mark.parametrize("limit", [3, 0.5])
+def test_an_epoch_that_is_cut_short_is_not_taken_up_again(tmp_path, limit):
+    whole = Model()
+    trainer(tmp_path, limit_train_batches=limit).fit(whole, datamodule=DataModule(train=dataset(), **OPTIONS))
+    size = len(whole.rows[0])
+    assert whole.rows == {epoch: batches[:size] for epoch, batches in plain().items()}
+    run = trainer(tmp_path, max_epochs=1, limit_train_batches=limit, callbacks=[RestoreLoaders()])
+    run.fit(Model(), datamodule=DataModule(train=dataset(), **OPTIONS))
+    run.save_checkpoint(tmp_path / "epoch.ckpt")
+    rest = Model()
+    resume(tmp_path, rest, "epoch.ckpt", limit_train_batches=limit)
+    assert rest.rows == {epoch: batches for epoch, batches in whole.rows.items() if epoch > 0}
+
+
+def test_a_checkpoint_of_the_callback_after_each_epoch(tmp_path):
+    keep = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    run = lightning.Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=tmp_path, max_epochs=2, callbacks=[keep, RestoreLoaders()],
+    )  # fmt: skip
+    run.fit(Model(), datamodule=DataModule(train=dataset(), val=dataset(), **OPTIONS))
+    rest = Model()
+    resume(tmp_path, rest, "epoch=0.ckpt")
+    assert flat(rest.rows) == flat(plain())[ROWS // BATCH :]
+
+
+def test_the_same_batches_in_each_epoch(tmp_path):
+    model = Model()
+    trainer(tmp_path, overfit_batches=2).fit(model, datamodule=DataModule(train=dataset(), **OPTIONS))
+    assert model.rows == {epoch: [[0, 1, 2, 3], [4, 5, 6, 7]] for epoch in range(3)}
+
+
+def test_validation_after_a_sanity_check_sees_everything_once(tmp_path):
+    model = Model()
+    run = trainer(tmp_path, max_epochs=2, limit_val_batches=1.0, num_sanity_val_steps=2)
+    run.fit(model, datamodule=DataModule(train=dataset(), val=dataset(), **OPTIONS))
+    assert model.validated == [*range(8), *range(ROWS), *range(ROWS)]
+    assert model.rows == plain(2)
+
+
+def test_loaders_made_anew_in_each_epoch_go_on(tmp_path):
+    model = Model()
+    trainer(tmp_path, reload_dataloaders_every_n_epochs=1).fit(model, datamodule=DataModule(train=dataset(), **OPTIONS))
+    assert model.rows == plain()
+
+
+class Pairs(Model):
+    """Takes batches of two loaders."""
+
+    def training_step(self, batch, _):
+        self.rows.setdefault(self.current_epoch, []).append(
+            {name: each["row"].tolist() for name, each in batch.items()}
+        )
+        return self.layer(batch["long"]["x"]).mean()
+
+
+def two(mode=None):
+    short = dataset().select(range(12))
+    if mode is None:
+        return DataModule(train={"long": dataset(), "short": short}, **OPTIONS)
+    loaders = {name: ps.Loader(ds, shuffle=True, **OPTIONS) for name, ds in {"long": dataset(), "short": short}.items()}
+    return lightning.utilities.CombinedLoader(loaders, mode)
+
+
+@pytest.mark.parametrize("mode", [None, "min_size", "max_size_cycle"])
+@pytest.mark.parametrize("stop_after", [2, 8, 13])
+def test_two_loaders_go_on_together(tmp_path, mode, stop_after):
+    def fit(model, **options):
+        data = two(mode)
+        named = {"datamodule": data} if mode is None else {"train_dataloaders": data}
+        trainer(tmp_path, callbacks=[RestoreLoaders()], max_epochs=5).fit(model, **named, **options)
+
+    whole = Pairs()
+    fit(whole)
+    first, rest = Pairs(stop_after), Pairs()
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fit(first)
+    fit(rest, ckpt_path=tmp_path / "stopped.ckpt", weights_only=False)
+    assert flat(whole.rows) == flat(first.rows) + flat(rest.rows)
+    per_epoch = 3 if mode == "min_size" else 10
+    assert [len(batches) for batches in whole.rows.values()] == [per_epoch] * 5
+    if mode != "min_size":
+        assert [batch["long"] for batch in whole.rows[0]] == plain(1)[0]

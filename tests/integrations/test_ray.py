@@ -10,6 +10,9 @@ import pytest
 import penstock as ps
 
 ray = pytest.importorskip("ray")
+pytest.importorskip("ray.train")
+from ray.data.block import BlockAccessor  # noqa: E402
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 VALUES = np.arange(40 * 6, dtype=np.int32).reshape(40, 6)
@@ -17,7 +20,7 @@ VALUES = np.arange(40 * 6, dtype=np.int32).reshape(40, 6)
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     yield
     ray.shutdown()
 
@@ -56,5 +59,42 @@ def test_all_rows_in_blocks_that_fit(tmp_path, write):
     tasks = source.get_read_tasks(4)
     assert sum(task.metadata.num_rows for task in tasks) == 40
     assert max(task.metadata.size_bytes for task in tasks) <= 8 * 24
-    rows = ray.data.read_datasource(source).take_all()
+    for task in tasks:
+        blocks = [BlockAccessor.for_block(block) for block in task()]
+        assert sum(block.num_rows() for block in blocks) == task.metadata.num_rows
+        assert sum(block.to_arrow()[field].combine_chunks().storage.values.nbytes for block in blocks) <= (
+            task.metadata.size_bytes
+        )
+    rows = ray.data.read_datasource(source, memory=source.task_bytes).take_all()
     assert sorted(row[field].tolist() for row in rows) == VALUES.tolist()
+
+
+def test_texts_and_numbers_of_one_sample_stay_together(tmp_path):
+    from penstock.integrations.ray import Datasource
+
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for row in range(30):
+            for name, content in (("txt", b"sample %d" % row * (row + 1)), ("cls", b"%d" % row)):
+                member = tarfile.TarInfo(f"{row:03d}.{name}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    source = Datasource(ps.open(str(tmp_path / "a.tar")), block=2000)
+    tasks = source.get_read_tasks(2)
+    assert len(tasks) > 2
+    rows = ray.data.read_datasource(source).take_all()
+    assert {row["cls"]: row["txt"] for row in rows} == {row: f"sample {row}" * (row + 1) for row in range(30)}
+
+
+def test_a_checkpoint_without_a_position_is_refused(tmp_path):
+    from penstock.integrations.ray import load_position, save_position
+
+    loader = ps.Loader(ps.from_arrays(x=VALUES), batch_size=4, memory="64MiB", output="numpy")
+    checkpoint = ray.train.Checkpoint.from_directory(tmp_path)
+    with pytest.raises(ps.ConfigError, match="save_position"):
+        load_position(loader, checkpoint)
+    batches = iter(loader)
+    next(batches)
+    save_position(loader, checkpoint)
+    later = [batch["x"].tolist() for batch in batches]
+    assert load_position(loader, ray.train.Checkpoint.from_directory(tmp_path))
+    assert [batch["x"].tolist() for batch in loader] == later

@@ -19,19 +19,14 @@ from penstock.base.torch_worker import fail_worker_on_lost_batch
 from penstock.dataset.combine import Subset
 from penstock.dataset.gather import Gathered
 from penstock.dataset.keys import Keys
+from penstock.dataset.lazy import CHUNK_BYTES, to_dask
 from penstock.dataset.map import Mapped, Transform
 from penstock.dataset.normalize import Normalized
 from penstock.dataset.rewrite import cast_fields, choose_fields, normalize_field, permute_fields, select_part
 from penstock.dataset.second_pass import Padded, Permuted
 from penstock.dataset.store import Store, StoreBase, as_base
 from penstock.dataset.thumbnails import thumbnails
-from penstock.errors import (
-    ConfigError,
-    DataError,
-    LimitExceeded,
-    OutOfRange,
-    SourceError,
-)
+from penstock.errors import ConfigError, DataError, LimitExceeded, OutOfRange, SourceError
 from penstock.read.convert import convert
 from penstock.read.part import within
 
@@ -279,6 +274,10 @@ class Dataset:
         checks.one_of("gather: absent", absent, ("mean", "zeros"))
         gathered = Gathered(self._delivered, _whole_rows(rows), mean=checks.flag("gather: mean", mean), absent=absent)
         return Dataset(gathered, None, self.left_out, None, self.fields_left_out)
+
+    def to_dask(self, chunk: int | str = CHUNK_BYTES) -> dict[str, Any]:
+        """The fields as lazy Dask arrays, rows first, in chunks of about so many bytes, along those of the files."""
+        return to_dask(self, chunk)
 
     def refresh(self) -> "Dataset":
         """The same files as they are now, with the rows that were added since they were opened."""

@@ -11,24 +11,36 @@ from a penstock loader: batches arrive on the accelerator's device, the last bat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from penstock.base.requirements import needs
 from penstock.errors import ConfigError
 from penstock.loader.deal import Deal
 from penstock.loader.loader import Loader, feed_of
 from penstock.loader.plan_text import ALONE
+from penstock.loader.ranks import place_of
 
-try:
+with needs("accelerate", "1.0", "accelerate"):
     from accelerate.data_loader import DataLoaderStateMixin
-    from accelerate.state import GradientState, PartialState
+    from accelerate.state import AcceleratorState, GradientState, PartialState
     from accelerate.utils import send_to_device
     from torch.utils.data import DataLoader, Dataset
-except ImportError:
-    raise ConfigError('penstock.integrations.accelerate needs Accelerate: pip install "penstock[accelerate]"') from None
 
 
 def for_accelerate(loader: Loader) -> "AccelerateLoader":
-    """Wrap a loader for ``Accelerator.prepare`` and the Trainer; make it after the ``Accelerator``."""
+    """Wrap a loader for ``Accelerator.prepare`` and the Trainer; make it after the ``Accelerator``.
+
+    If results of several ranks are gathered (``gather_for_metrics``, ``Trainer.evaluate``), make the loader with
+    ``tail="fill"``: ranks can only gather batches of one size.
+    """
     if not isinstance(loader, Loader):
         raise ConfigError(f"for_accelerate({type(loader).__name__}): expected a penstock.Loader")
+    mesh = AcceleratorState._shared_state.get("device_mesh")  # AcceleratorState() would make one
+    deal = deal_of(loader)
+    if mesh is not None and place_of(None, None, mesh) != (deal.rank, deal.world_size):
+        raise ConfigError(
+            f"for_accelerate: the loader is rank {deal.rank} of {deal.world_size}, but the Accelerator has a mesh with "
+            f"axes {mesh.mesh_dim_names}: make the loader with mesh=accelerator.torch_device_mesh, so that ranks that "
+            f"share a model get the same batches"
+        )
     return AccelerateLoader(loader)
 
 
@@ -40,9 +52,9 @@ def deal_of(loader: Loader) -> Deal:
 class Batches(Dataset):
     """The batches of the current epoch by their numbers. The first one asked for decides where reading begins."""
 
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    def __init__(self, owner: "AccelerateLoader", loader: Loader) -> None:
         self.total_dataset_length = deal_of(loader).length
+        self._owner, self._loader = owner, loader
         self._iterator: Iterator[Any] = iter(())
         self._next: int | None = None
 
@@ -55,32 +67,38 @@ class Batches(Dataset):
 
     def _batch(self, number: int) -> Any:
         if number != self._next:
-            samples = min(number * deal_of(self.loader).step_samples, len(self))
-            self._seek({**self.loader.state_dict(), "samples": samples})
-            self._iterator = iter(self.loader)
+            samples = min(number * deal_of(self._loader).step_samples, len(self))
+            self._loader.load_state_dict({**self._loader.state_dict(), "samples": samples})
+            self._iterator = iter(self._loader)
         self._next = number + 1
-        return next(self._iterator)
+        return self._owner.hand_out(next(self._iterator))
+
+    def forget(self) -> None:
+        """Find the place of the next batch anew, whichever it is."""
+        self._next = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch with the next loop; a position inside it stays."""
-        self.loader.set_epoch(epoch)
-        self._next = None
-
-    def _seek(self, state: dict[str, Any]) -> None:
-        self.loader.load_state_dict(state)
-        self._next = None
+        """Begin this epoch with the next loop; a loaded position inside it stays."""
+        self._loader.set_epoch(epoch)
+        self.forget()
 
 
 class Numbers:
     """Numbers of batches, one per batch: what ``skip_first_batches`` skips."""
 
-    def __init__(self, batches: Batches) -> None:
-        loader = batches.loader
+    def __init__(self, owner: "AccelerateLoader", batches: Batches, loader: Loader) -> None:
         self.batch_size, self.drop_last, self._steps = loader.batch_size, loader.drop_last, len(loader)
         self.set_epoch = batches.set_epoch  # the Trainer looks for it here
+        self._owner, self._batches = owner, batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        return ([number] for number in range(self._steps))
+        self._batches.forget()
+        self._owner.begin()
+        try:
+            for number in range(self._steps):
+                yield [number]
+        finally:
+            self._owner.end()
 
     def __len__(self) -> int:
         return self._steps
@@ -92,14 +110,18 @@ def take_one(batches: list[Any]) -> Any:
 
 
 class AccelerateLoader(DataLoaderStateMixin, DataLoader):  # type: ignore[misc]
-    """torch's ``DataLoader`` over the batches of a penstock loader, as Accelerate wants one that it has prepared."""
+    """torch's ``DataLoader`` over the batches of a penstock loader, as Accelerate wants one that it has prepared.
+
+    ``skip_first_batches`` makes another ``DataLoader`` of ``dataset`` and ``batch_sampler``. Both report to this one,
+    which Accelerate asks whether the epoch is at its end.
+    """
 
     _is_accelerate_prepared = True  # devices and ranks are seen to here
     use_stateful_dataloader = True  # save_state asks for state_dict
 
     def __init__(self, loader: Loader) -> None:
-        batches = Batches(loader)
-        super().__init__(batches, batch_sampler=Numbers(batches), collate_fn=take_one)
+        batches = Batches(self, loader)
+        super().__init__(batches, batch_sampler=Numbers(self, batches, loader), collate_fn=take_one)
         self.loader, self._batches = loader, batches
         self.gradient_state = GradientState()
         self.total_batch_size = deal_of(loader).step_samples
@@ -112,15 +134,18 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()
         try:
-            done = -(-self.loader.state_dict()["samples"] // self.total_batch_size)
-            for number, batch in enumerate(self.loader, done + 1):
-                self.end_of_dataloader = number == len(self)
-                yield send_to_device(batch, PartialState().device)
+            for batch in self.loader:
+                yield self.hand_out(batch)
         finally:
             self.end()
 
+    def hand_out(self, batch: Any) -> Any:
+        """A batch on the accelerator's device, after noting whether it is the last one."""
+        self.end_of_dataloader = feed_of(self.loader).at_end
+        return send_to_device(batch, PartialState().device)
+
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch with the next loop; a position inside it stays."""
+        """Begin this epoch with the next loop; a loaded position inside it stays."""
         self._batches.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,28 +1,28 @@
 """Lightning: a DataModule made of datasets, and a callback that restores loaders from a checkpoint.
 
 A ``Loader`` works in Lightning as it is: it divides samples among ranks itself, and its position is part of every
-checkpoint. Two things are left to do here. Loaders must be made after Lightning has started the process group, which is
-what the hooks of a DataModule are for. And Lightning skips the saved positions where the model asks for
-``trainer.estimated_stepping_batches`` (its issue 20550): ``RestoreLoaders`` loads them in any case.
+checkpoint. What is left to do here:
+
+- Loaders must be made after Lightning has started the process group: ``DataModule`` makes them in its hooks.
+- Lightning skips the saved positions if the model asks for ``trainer.estimated_stepping_batches`` (its issue 20550). It
+  counts batches, and another number of ranks has other batches. With ``limit_train_batches`` it would go on in the
+  middle of an epoch that it has left. ``RestoreLoaders`` puts all of that right.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from penstock.base.requirements import needs
 from penstock.dataset.dataset import Dataset
-from penstock.errors import ConfigError, StateMismatch
-from penstock.loader.loader import Loader
+from penstock.errors import StateMismatch
+from penstock.loader.loader import Loader, feed_of
 from penstock.loader.multi import MultiLoader
 
-try:
-    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-except ImportError:
+with needs("lightning", "2.2", "lightning", "pytorch_lightning"):
     try:
-        from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+        from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
     except ImportError:
-        raise ConfigError(
-            'penstock.integrations.lightning needs Lightning 2.0 or later: pip install "penstock[lightning]"'
-        ) from None
+        from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 SAVED = "penstock_loaders"
 """The entry of a checkpoint that holds the positions of the training loaders."""
@@ -34,9 +34,9 @@ class DataModule(LightningDataModule):
     """Loaders for ``trainer.fit``, ``validate``, ``test`` and ``predict``, made of datasets.
 
     train, val, test, predict:  a dataset each; several, by name, come as a dict of batches
-    shuffle:                    whether training data are shuffled; the others always come in order
+    shuffle:                    whether training data are shuffled; the others, and ``overfit_batches``, come in order
     options:                    arguments of ``penstock.Loader``: ``batch_size``, ``memory``, ``columns``, ``seed`` …;
-                                each loader has a memory budget of its own
+                                each loader has a memory budget of its own. The rank follows from the trainer's strategy
     """
 
     def __init__(
@@ -54,7 +54,11 @@ class DataModule(LightningDataModule):
         self._shuffle, self._options = shuffle, options
 
     def train_dataloader(self) -> Any:
-        return self._loaders("train", shuffle=self._shuffle)
+        loaders = self._loaders("train", shuffle=self._shuffle and not self._same_batches)
+        epoch = 0 if self.trainer is None else self.trainer.current_epoch
+        for loader in _flat(loaders):  # Lightning may ask for new ones in any epoch
+            loader.set_epoch(epoch)
+        return loaders
 
     def val_dataloader(self) -> Any:
         return self._loaders("val", shuffle=False)
@@ -65,13 +69,26 @@ class DataModule(LightningDataModule):
     def predict_dataloader(self) -> Any:
         return self._loaders("predict", shuffle=False)
 
+    @property
+    def _same_batches(self) -> bool:
+        """Whether Lightning wants the same few batches in each epoch."""
+        return self.trainer is not None and bool(self.trainer.overfit_batches)
+
     def _loaders(self, stage: str, *, shuffle: bool) -> Any:
         datasets = self._datasets[stage]
         if datasets is None:
             return []
+        options = {"shuffle": shuffle, **self._place(), **self._options}
         if isinstance(datasets, Dataset):
-            return Loader(datasets, shuffle=shuffle, **self._options)
-        return {name: Loader(ds, shuffle=shuffle, **self._options) for name, ds in datasets.items()}
+            return Loader(datasets, **options)
+        return {name: Loader(ds, **options) for name, ds in datasets.items()}
+
+    def _place(self) -> dict[str, Any]:
+        """The share of this process by the trainer's strategy: ranks that split one model get the same batches."""
+        if self.trainer is None or not {"rank", "world_size", "mesh"}.isdisjoint(self._options):
+            return {}
+        place = self.trainer.distributed_sampler_kwargs
+        return {"rank": place["rank"], "world_size": place["num_replicas"]} if place else {}
 
 
 class RestoreLoaders(Callback):
@@ -81,7 +98,11 @@ class RestoreLoaders(Callback):
         self._saved: list[dict[str, Any]] | None = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint[SAVED] = [loader.state_dict() for loader in _loaders_of(trainer)]
+        is_over = trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+        checkpoint[SAVED] = [
+            {"state": _next_epoch(loader.state_dict()) if is_over else loader.state_dict(), "steps": len(loader)}
+            for loader in _loaders_of(trainer)
+        ]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._saved = checkpoint.get(SAVED)
@@ -96,8 +117,37 @@ class RestoreLoaders(Callback):
                 f"the checkpoint holds positions of {len(saved)} training loaders, and there are {len(loaders)}: train "
                 f"with the same datasets, or without RestoreLoaders"
             )
-        for loader, state in zip(loaders, saved, strict=True):
-            loader.load_state_dict(state)
+        for loader, each in zip(loaders, saved, strict=True):
+            loader.load_state_dict(each["state"])
+        if [each["steps"] for each in saved] != [len(loader) for loader in loaders]:
+            _count_batches_anew(trainer, loaders)
+
+
+def _next_epoch(state: dict[str, Any]) -> dict[str, Any]:
+    """The position that the next epoch begins with, where Lightning leaves one before its end."""
+    samples = state["samples"]
+    done = samples.values() if isinstance(samples, Mapping) else [samples]
+    if not any(done):
+        return state
+    none = dict.fromkeys(samples, 0) if isinstance(samples, Mapping) else 0
+    return {**state, "epoch": state["epoch"] + 1, "samples": none}
+
+
+def _count_batches_anew(trainer: Trainer, loaders: list[Loader | MultiLoader]) -> None:
+    """Tell Lightning how many batches of the epoch are behind it, where they have another size or number of ranks."""
+    if len(loaders) > 1:
+        raise StateMismatch(
+            "the checkpoint was saved with another batch size or number of ranks, and there are several training "
+            "loaders: Lightning cannot go on in the middle of their epoch. Resume with the same ones"
+        )
+    current, (loader,) = trainer.fit_loop.epoch_loop.batch_progress.current, loaders
+    moved = len(loader) - feed_of(loader).steps_ahead - current.processed
+    for count in ("ready", "started", "processed", "completed"):
+        setattr(current, count, getattr(current, count) + moved)
+
+
+def _flat(loaders: Any) -> list[Loader]:
+    return list(loaders.values()) if isinstance(loaders, dict) else [loaders] if isinstance(loaders, Loader) else []
 
 
 def _loaders_of(trainer: Trainer) -> Iterator[Loader | MultiLoader]:

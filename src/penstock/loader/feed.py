@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from penstock.base.checks import flag
+from penstock.base.checks import flag, whole
 from penstock.base.counters import Counters
 from penstock.base.fork import ReentrantLock
 from penstock.base.machine import held_bytes
@@ -127,7 +127,7 @@ class Feed:
         if self._team is not None:
             self._team.wait(SLOTS_BACK_WITHIN_S)
         self._refuse_second_batch()
-        at = self.position.next_epoch() if self.position.begun else self.position
+        at = self._next_position()
         position = Position(at.epoch, at.samples, begun=True)
         self._team = team = Team(self._tuner.threads)
         steps = self.begin(position, team)
@@ -135,6 +135,9 @@ class Feed:
         team.start()
         self.position = position
         return steps
+
+    def _next_position(self) -> Position:
+        return self.position.next_epoch() if self.position.begun else self.position
 
     def begin(self, position: Position, team: Team) -> Steps:
         """Prepare an epoch from a position on, for a team that is started afterwards."""
@@ -183,12 +186,27 @@ class Feed:
 
     # Positions.
 
+    @property
+    def at_end(self) -> bool:
+        """Whether the latest step was the last of its epoch."""
+        return all(self.position.samples[name] >= length for name, length in self.lengths.items())
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps of the next iteration: those of an epoch, or of the rest of one from a loaded position."""
+        at = self._next_position()
+        steps = [replace(source.deal, start=at.samples[name]).steps for name, source in self.sources.items()]
+        return max(steps) if self._times is None else sum(steps)
+
     def save(self) -> dict[str, Any]:
         """The position after the latest step, as JSON."""
-        at = self.position
-        if all(at.samples[name] >= length for name, length in self.lengths.items()):
-            at = at.next_epoch()
-        return states.save(at, self._identity)
+        return states.save(self.position.next_epoch() if self.at_end else self.position, self._identity)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch with the next iteration; a loaded position inside it stays."""
+        at = Position(whole("epoch", epoch), dict.fromkeys(self.lengths, 0))
+        if self.position.begun or self.position.epoch != at.epoch:
+            self.load(states.save(at, self._identity))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position with the next iteration."""

@@ -66,6 +66,15 @@ class BaseLoader:
         """Continue from a saved position with the next iteration; batch size, budget, threads and ranks may differ."""
         self._feed.load(state)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current position."""
+        return int(self.state_dict()["epoch"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch with the next iteration: from its beginning, or from a position loaded inside it."""
+        self._feed.set_epoch(epoch)
+
     def stats(self) -> Stats:
         """Rate, waits, memory and bottleneck of the current or latest epoch."""
         return self._feed.stats()
@@ -180,17 +189,6 @@ class Loader(BaseLoader):
     def drop_last(self) -> bool:
         """Whether the last, smaller batch is left out."""
         return self._source.deal.drop_last
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the current position."""
-        return int(self.state_dict()["epoch"])
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch with the next iteration; a position inside it stays."""
-        state = self.state_dict()
-        if state["epoch"] != epoch:
-            self.load_state_dict({**state, "epoch": epoch, "samples": 0})
 
     def __len__(self) -> int:
         """Batches in a whole epoch, the same on every rank."""
