@@ -3,7 +3,9 @@
 python examples/mindeye.py                              # on a synthetic subject, about two minutes on 2 cores
 python examples/mindeye.py --root /data/nsd --epochs 30 # on the release, or on MindEye's shards (--backend tar)
 torchrun --nproc-per-node 2 examples/mindeye.py …       # on several ranks
-python examples/mindeye.py --root … --checkpoint run.pt # stopped at any time, the same command continues
+python examples/mindeye.py --root … --checkpoint run.pt # the same command goes on after a stop
+
+From the release, voxels are first copied by trial (``NSD.prepare``): once, 1 GB per subject.
 
 Voxels and pictures are embedded into one space, in which the two of a pair are drawn together (the contrastive loss of
 CLIP). The test asks, for each response to a shared picture, which of all shared pictures it was.
@@ -71,14 +73,14 @@ def retrieval(model: nn.Module, loader, device: str) -> tuple[float, float]:
 
 def train(args: argparse.Namespace) -> tuple[float, float]:
     """Retrieval accuracy on the shared pictures after training, and its chance level."""
-    main_rank = not dist.is_initialized() or dist.get_rank() == 0
+    main_rank = is_main_rank()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
     train_dl, val_dl, num_train, num_val = get_dataloaders(
         args.batch_size, root=args.root, backend=args.backend, subj=args.subject, to_tuple=COLUMNS, seed=args.seed,
         memory=args.memory, image_size=64, val_batch_size=50,
     )  # fmt: skip
-    model = Model(next(iter(val_dl))[0].shape[-1]).to(device)
+    model = Model(train_dl.dataset.fields["voxels"].shape[-1]).to(device)
     wrapped = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     epoch = step = 0
@@ -93,10 +95,13 @@ def train(args: argparse.Namespace) -> tuple[float, float]:
     def save() -> None:
         if args.checkpoint and main_rank:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
-            torch.save({**state, "loader": train_dl.state_dict(), "epoch": epoch, "step": step}, args.checkpoint)
+            part = f"{args.checkpoint}.part"  # a stop while it is written leaves the last one whole
+            torch.save({**state, "loader": train_dl.state_dict(), "epoch": epoch, "step": step}, part)
+            os.replace(part, args.checkpoint)
 
     if main_rank:
         print(f"{num_train:,} pictures to train on, {num_val:,} to test on, from epoch {epoch}, step {step}")
+    found = None
     while epoch < args.epochs:
         for voxels, images, _ in train_dl:  # after a resume: the rest of the epoch
             brain, picture = wrapped(voxels[:, step % 3].float().to(device), images.to(device))
@@ -110,9 +115,10 @@ def train(args: argparse.Namespace) -> tuple[float, float]:
                 return float("nan"), float("nan")
         epoch += 1
         save()
-        if main_rank and (epoch % 4 == 0 or epoch == args.epochs):
-            print(f"epoch {epoch}: loss {loss.item():.3f}")
-    accuracy, chance = retrieval(model, val_dl, device)
+        found = retrieval(model, val_dl, device)
+        if main_rank:
+            print(f"epoch {epoch}: loss {loss.item():.3f}, retrieval {found[0]:.1%}")
+    accuracy, chance = found or retrieval(model, val_dl, device)
     if main_rank:
         print(f"retrieval of shared pictures: {accuracy:.1%} right, by chance {chance:.1%}")
     train_dl.close()
@@ -123,14 +129,39 @@ def train(args: argparse.Namespace) -> tuple[float, float]:
 def make_subject(root: Path, scale: Scale = SYNTHETIC) -> None:
     """A synthetic subject whose voxels depend on the pictures, as released and as MindEye's shards."""
     synthesize(root, scale, signal=0.5)
-    NSD(root).prepare()
     write_shards(root)
+
+
+def run(args: argparse.Namespace) -> tuple[float, float]:
+    """Train on a root; one rank makes the copies that training from the release needs."""
+    if args.backend == "hdf5" and is_main_rank():
+        NSD(args.root, args.subject).prepare()
+    wait_for_all()
+    found = train(args)
+    wait_for_all()
+    return found
+
+
+def is_main_rank() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def wait_for_all() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def from_main_rank(value: str) -> str:
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values)
+    return values[0]
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="the release, or MindEye's shards; a synthetic subject by default")
-    parser.add_argument("--backend", choices=("auto", "tar", "hdf5"), default="auto")
+    parser.add_argument("--backend", choices=("hdf5", "tar"), default="hdf5")
     parser.add_argument("--subject", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=64)
@@ -146,15 +177,19 @@ def main() -> None:
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         torch.set_num_threads(1)
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if args.root:
-        train(args)
+        run(args)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            make_subject(Path(folder))
+            args.root = from_main_rank(folder)
+            if is_main_rank():
+                make_subject(Path(folder))
             for args.backend in ("hdf5", "tar"):
-                args.root = folder
-                print(f"from {args.backend}:")
-                train(args)
+                if is_main_rank():
+                    print(f"from {args.backend}:")
+                run(args)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -368,3 +368,16 @@ def test_torch_uses_one_core_in_reading_threads_and_as_many_as_before_elsewhere(
     assert max(found.pop("other").pop()) == 3, "a thread begun later has what the caller chose"
     assert found
     assert {max(each) for told in found.values() for each in told} == {1}
+
+
+def test_what_the_first_call_keeps_is_no_part_of_a_row():
+    """A function may import a library or fill a cache when it is first called."""
+    kept = []
+
+    def cached(batch):
+        if not kept:
+            kept.append(np.ones(1 << 21))
+        return {"x": batch["x"] * kept[0][0]}
+
+    ds = ps.from_arrays(x=np.ones((400, 8))).map(cached)
+    assert ds.store.scratch_bytes(400) < kept[0].nbytes

@@ -156,8 +156,17 @@ class Mapped(Wrapper):
                     f"map: {self._name()} returned {name!r} as Python objects; return numbers, or what it was given"
                 )
             fields[name] = passed_on.get(id(values)) or FieldSpec(values.dtype, values.shape[1:])
-        most = max(allocated, rows * row_bytes(fields))
+        del made, inputs
+        most = max(self._allocated_again(first, rows, allocated), rows * row_bytes(fields))
         return fields, _rounded_up(int(self.ALLOCATOR_SLACK * most / max(1, rows)))
+
+    def _allocated_again(self, first: dict[str, np.ndarray], rows: int, before: int) -> int:
+        """What a second call allocates: the first may import libraries or fill caches, in which no row has a part."""
+        inputs = self._copied(first, rows)
+        with suppress(TransformFailed), _Traced() as peak:  # large rows are not copied: the first call wrote to them
+            self._call(inputs, np.arange(rows))
+            return min(before, peak())
+        return before
 
     def _timed(self, first: dict[str, np.ndarray], rows: int) -> int:
         """How many rows to pass to the function at a time, measured by repeating the first rows.
