@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 
@@ -103,3 +105,33 @@ def test_what_fails_for_the_data_is_not_tried_again(job):
     with pytest.raises(Corrupt):
         list(run.run_on(engine, job, job.plan.all_tasks(), 1))
     assert engine.count == 2
+
+
+def test_a_script_without_a_guard_is_not_run_again_in_each_process(tmp_path):
+    np.save(tmp_path / "in.npy", np.random.default_rng(0).normal(size=(64, 50_000)))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('begun')\n"
+        "import penstock as ps\n"
+        "done = ps.convert(ps.open('in.npy'), 'out.zarr', memory='340MiB', shard_bytes='1MiB', workers=2)\n"
+        "print(done.plan.workers)\n"
+    )
+    ran = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["begun", "2"]
+
+
+def test_a_function_of_a_script_with_a_guard_goes_along(tmp_path):
+    np.save(tmp_path / "in.npy", np.arange(640_000.0).reshape(64, 10_000))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import penstock as ps\n"
+        "def double(batch):\n"
+        "    return {'data': batch['data'] * 2}\n"
+        "if __name__ == '__main__':\n"
+        "    ds = ps.open('in.npy').map(double)\n"
+        "    done = ps.convert(ds, 'out.npy', memory='340MiB', shard_bytes='1MiB', workers=2)\n"
+        "    print(done.plan.workers)\n"
+    )
+    ran = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["2"]
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.arange(640_000.0).reshape(64, 10_000) * 2)

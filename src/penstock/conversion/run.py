@@ -7,11 +7,14 @@ costs its task, which is begun again: tasks only ever replace what they wrote th
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from multiprocessing import connection
+from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
 from typing import Any
 
 from penstock.conversion.plan import Task
@@ -32,7 +35,7 @@ def run_in_processes(job: Job, tasks: Iterable[Task], workers: int) -> Iterator[
     left = {task.number: task for task in tasks}
     tries = TRIES
     while tries:
-        pool = ProcessPoolExecutor(min(workers, max(1, len(left))), multiprocessing.get_context("spawn"), _keep, (job,))
+        pool = ProcessPoolExecutor(min(workers, max(1, len(left))), _context(job), _keep, (job,))
         try:
             for done in _gathered(pool.submit, _run_kept, list(left.values()), 2 * workers):
                 del left[done.number]
@@ -57,6 +60,29 @@ def can_be_sent(job: Job) -> bool:
     except Exception:  # whatever an object of the caller's raises
         return False
     return True
+
+
+def _context(job: Job) -> SpawnContext:
+    """How processes are started: they import the caller's script only if the job needs something that is in it.
+
+    So a script without ``if __name__ == "__main__":`` does not begin again in each of them.
+    """
+    return SpawnContext() if b"__main__" in bytes(ForkingPickler.dumps(job)) else _ContextWithoutScript()
+
+
+class _ProcessWithoutScript(SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  # multiprocessing's name
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # without a file to import
+        try:
+            return SpawnProcess._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = script
+
+
+class _ContextWithoutScript(SpawnContext):
+    Process = _ProcessWithoutScript
 
 
 def run_on(executor: Executor, job: Job, tasks: Iterable[Task], workers: int) -> Iterator[Done]:

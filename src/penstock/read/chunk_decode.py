@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 from zlib import crc32
 
 import numpy as np
@@ -88,10 +88,9 @@ class Decoding:
             assert handle is not None
             self._read_at(handle, self._place(block, piece), goal, cast)
             return
-        for found in self.many_files.locate(self.files, block, np.array([piece])):
-            with self.files.lend(found.file) as own:
-                offsets, lengths = self.present(own, found)
-                self._read_at(own, Place(block, piece, int(offsets[0]), int(lengths[0])), goal, cast)
+        file, offset, length = self.many_files.locate_one(self.files, block, piece)
+        with self.files.lend(file) as own:
+            self._read_at(own, Place(block, piece, *self._present_one(own, offset, length)), goal, cast)
 
     def _place(self, block: int, piece: int) -> Place:
         one, table = slice(piece, piece + 1), self.array.table
@@ -106,14 +105,25 @@ class Decoding:
         if handle.size == NOT_SEEN:
             return np.full(len(found.lines), NEVER_WRITTEN), np.zeros(len(found.lines), np.int64)
         lengths = np.where(found.lengths < 0, handle.size - found.offsets, found.lengths)
+        self._check_longest(handle, int(lengths.max(initial=0)))
+        return found.offsets, lengths
+
+    def _present_one(self, handle: Handle, offset: int, length: int) -> tuple[int, int]:
+        """The same of one chunk."""
+        if handle.size == NOT_SEEN:
+            return NEVER_WRITTEN, 0
+        length = handle.size - offset if length < 0 else length
+        self._check_longest(handle, length)
+        return offset, length
+
+    def _check_longest(self, handle: Handle, length: int) -> None:
         longest = self.array.table.longest
-        if (lengths > longest).any():
+        if length > longest:
             raise LimitExceeded(
-                f"{handle.file.path}: a chunk of {int(lengths.max()):,} bytes, but chunks of {self.array.name!r} hold "
+                f"{handle.file.path}: a chunk of {length:,} bytes, but chunks of {self.array.name!r} hold "
                 f"{self.array.chunk_bytes:,} and are never stored in more than {longest:,}. The file is damaged, or "
                 f"another: restore it"
             )
-        return found.offsets, lengths
 
     def _read_at(self, handle: Handle, place: Place, goal: np.ndarray, cast: Cast | None) -> None:
         if place.offset == NEVER_WRITTEN:
@@ -123,6 +133,11 @@ class Decoding:
         try:
             if not decoders:
                 self._read_plain(handle, place, goal, cast)
+                return
+            if cast is None and _is_only_checked(decoders, place, goal):
+                stored_sum = np.empty(Checksum.BYTES, np.uint8)
+                handle.read_into(place.offset, goal, stored_sum)
+                decoders[0].check(goal.view(np.uint8), stored_sum)
                 return
             with borrow(place.length) as encoded:
                 handle.read_into(place.offset, encoded)
@@ -221,6 +236,12 @@ def check_crc32(stored: np.ndarray, expected: int | None) -> None:
     """Refuse a stored chunk whose CRC-32 differs from that in the table."""
     if expected is not None and (found := crc32(stored.view(np.uint8).data)) != expected:
         raise Corrupt(f"its CRC-32 is {found:08x}, but the archive's directory says {expected:08x}")
+
+
+def _is_only_checked(decoders: list[Decoder], place: Place, goal: np.ndarray) -> TypeGuard[list[Checksum]]:
+    """Whether a chunk is stored as it is, before a checksum: then it is read straight into its place."""
+    only = len(decoders) == 1 and isinstance(decoders[0], Checksum) and place.crc32 is None
+    return only and place.length == goal.nbytes + Checksum.BYTES
 
 
 def _is_piecewise(decode: Decoder) -> bool:

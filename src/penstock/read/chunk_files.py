@@ -87,6 +87,16 @@ class Grid:
         along.insert(self.row_axis, np.full(len(pieces), block))
         return np.stack(along, axis=1)
 
+    def coordinate(self, block: int, piece: int) -> tuple[int, ...]:
+        """The same of one piece, ten times as fast."""
+        along: list[int] = []
+        for count in reversed(self.within_row):
+            piece, at = divmod(piece, count)
+            along.append(at)
+        along.reverse()
+        along.insert(self.row_axis, block)
+        return tuple(along)
+
 
 class FileTable:
     """One file per chunk."""
@@ -124,6 +134,10 @@ class FileTable:
         for line, at in enumerate(self.grid.coordinates(block, pieces).tolist()):
             file, offset, length = self.places.place(tuple(at))
             yield ChunksInFile(file, np.array([line]), np.array([offset]), np.array([length]))
+
+    def locate_one(self, files: Files, block: int, piece: int) -> tuple[FileId, int, int]:
+        """The file of one chunk, and where it lies there."""
+        return self.places.place(self.grid.coordinate(block, piece))
 
 
 @dataclass(frozen=True)
@@ -195,6 +209,18 @@ class ShardTable(FileTable):
                 np.where(written, there[:, 0] + offset, NEVER_WRITTEN),
                 np.where(written, there[:, 1], 0),
             )
+
+    def locate_one(self, files: Files, block: int, piece: int) -> tuple[FileId, int, int]:
+        shard, number = [], 0
+        for at, count in zip(self.grid.coordinate(block, piece), self.index.chunks, strict=True):
+            shard.append(at // count)
+            number = number * count + at % count
+        file, offset, _ = self.places.place(tuple(shard))
+        table = self._table(files, tuple(shard))
+        if table is None:
+            return file, NEVER_WRITTEN, 0
+        first, length = table[number].tolist()
+        return (file, NEVER_WRITTEN, 0) if first == _NOWHERE else (file, first + offset, length)
 
     def _table(self, files: Files, shard: tuple[int, ...]) -> np.ndarray | None:
         with self._looking:
