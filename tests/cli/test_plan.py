@@ -28,16 +28,16 @@ def test_the_worked_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORKED, *OTHERS]) == 0
     out = capsys.readouterr().out
     for line in (
-        "a sample        8.58 MiB",
-        "a batch of 32    275 MiB",
-        "a file          6.29 GiB",
-        "all of it        251 GiB",
+        "one sample    8.58 MiB",
+        "batch of 32    275 MiB",
+        "one file      6.29 GiB",
+        "all samples    251 GiB",
     ):
         assert f"  {line}" in out
     assert "torch DataLoader, 4 workers " in out
     assert "WebDataset, 4 workers, shuffle(500) " in out
     assert main([*WORKED, *OTHERS, "--with", "picture:uint8:425,425,3"]) == 0
-    assert "a batch of 32    291 MiB" in capsys.readouterr().out
+    assert "batch of 32    291 MiB" in capsys.readouterr().out
 
 
 def test_json_is_bytes(session: Path, capsys: pytest.CaptureFixture[str]) -> None:

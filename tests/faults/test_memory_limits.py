@@ -89,7 +89,7 @@ assert held_bytes() - before < 16 * 2**20
 def test_a_sample_above_the_budget_is_refused_before_anything_is_allocated(apart):
     done = apart(TOO_LARGE)
     assert done.code == 0, done.err
-    assert "memory=64.0 MiB is too little" in done.out
+    assert "memory=64.0 MiB is too small" in done.out
     assert "'data' (float32 (30000000,))" in done.out
 
 

@@ -292,7 +292,7 @@ def test_a_budget_too_small_for_both_loaders_names_the_smallest(roots, tmp_path,
     shutil.copytree(roots["prepared"], tmp_path / "nsd")
     write_shards(tmp_path / "nsd", picture="png")
     options = {"root": tmp_path / "nsd", "backend": backend, "val_batch_size": 2}
-    with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too little for both loaders") as refused:
+    with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too small for both loaders") as refused:
         get_dataloaders(4, memory="1MiB", **options)
     for loader in get_dataloaders(4, memory=refused.value.smallest_bytes, **options)[:2]:
         loader.close()

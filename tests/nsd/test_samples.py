@@ -396,5 +396,5 @@ def test_an_epoch_is_an_epoch_and_resumes(roots):
 
 
 def test_too_small_a_budget_is_explained(nsd):
-    with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too little: the smallest that works is"):
+    with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too small: the smallest that works is"):
         nsd.dataset().loader(8, memory="1MiB")

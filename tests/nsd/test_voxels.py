@@ -390,7 +390,7 @@ def test_copies_made_part_by_part(tmp_path, layout, monkeypatch):
 
 
 def test_preparing_refuses(root, monkeypatch):
-    with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too little to prepare with"):
+    with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too small to prepare with"):
         NSD(root).prepare(memory="1MiB")
     (root / "taken").write_text("a file")
     with pytest.raises(ConfigError, match="prepared=folder"):

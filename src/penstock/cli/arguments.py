@@ -9,7 +9,7 @@ from penstock.formats.open import open_quietly
 
 def add_training_arguments(parser: argparse.ArgumentParser, *, files: str) -> None:
     """``files`` is the number of paths, as argparse writes it: ``"+"``, or ``"*"`` if there may be none."""
-    parser.add_argument("path", nargs=files, help='files, or a pattern in quotes: "betas_session*.hdf5"')
+    parser.add_argument("path", nargs=files, help='files, or a pattern in quotes: "data/*.h5"')
     parser.add_argument("--batch-size", type=count, default=32, metavar="N", help="samples per batch (%(default)s)")
     parser.add_argument("--memory", metavar="SIZE", help="the budget, such as 2GiB (default: a quarter of free memory)")
     parser.add_argument("--columns", nargs="+", metavar="NAME", help="use these fields only")

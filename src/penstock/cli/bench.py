@@ -28,10 +28,10 @@ from penstock.loader.stats import Stats
 from penstock.testing.measure import MemoryWatch, release_freed_memory
 
 EXAMPLES = """examples:
-  penstock bench "betas_session*.hdf5" --batch-size 32 --memory 2GiB
+  penstock bench "data/*.h5" --batch-size 32 --memory 2GiB
       how fast the loader reads these files on this machine, and what limits it
 
-  penstock bench "betas_session*.hdf5" --step 80
+  penstock bench "data/*.h5" --step 80
       with a training step of 80 ms: does the loader keep up?
 
   penstock bench "train-{000..017}.tar" --against torch,webdataset --workers 4 --html report.html
@@ -45,12 +45,16 @@ SAMPLE_EVERY_S = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, how they would be trained from, and what to compare with."""
     add_training_arguments(parser, files="+")
-    parser.add_argument("--step", type=float, default=0, metavar="MS", help="duration of a training step (%(default)s)")
+    parser.add_argument(
+        "--step", type=float, default=0, metavar="MS", help="time of a training step (%(default)s)"
+    )
     parser.add_argument("--seconds", type=float, default=5, help="time limit for each loader (%(default)s)")
     parser.add_argument("--against", default="", metavar="NAMES", help=f"compare with {', '.join(CONTENDERS)}")
-    parser.add_argument("--workers", type=count_or_zero, default=2, metavar="N", help="of other loaders (%(default)s)")
     parser.add_argument(
-        "--shuffle-buffer", type=count, default=1000, metavar="K", help="WebDataset's, in samples (%(default)s)"
+        "--workers", type=count_or_zero, default=2, metavar="N", help="of the other loaders (%(default)s)"
+    )
+    parser.add_argument(
+        "--shuffle-buffer", type=count, default=1000, metavar="K", help="samples in WebDataset's buffer (%(default)s)"
     )
     parser.add_argument("--html", metavar="FILE", help="write a page of charts")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")

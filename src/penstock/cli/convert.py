@@ -14,19 +14,19 @@ from penstock.errors import ConfigError
 from penstock.testing.measure import tree_bytes
 
 EXAMPLES = """examples:
-  penstock convert "betas_session*.hdf5" betas.zarr --memory 512MiB
+  penstock convert "data/*.h5" betas.zarr --memory 512MiB
       Zarr v3 in shards, so that each row can be read by itself
 
   penstock convert betas.hdf5 betas.npy --row-axis 1 --memory 64MiB
       a file stored by voxel, turned into rows: everything is read once and written once
 
-  penstock convert "betas_session*.hdf5" betas.h5 --compression zstd --dry-run
+  penstock convert "data/*.h5" betas.h5 --compression zstd --dry-run
       show what it would do and how much memory it needs, and write nothing
 
   penstock convert pictures.h5 "train-%06d.tar" --shuffle 0
       tar shards in shuffled order
 
-  penstock convert "betas_session*.hdf5" betas --like plan
+  penstock convert "data/*.h5" betas --like plan
       the layout that `penstock plan` advises; says first how long it takes and how large it becomes
 
   penstock convert betas.hdf5 betas.zarr --part 3/40
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, where to, and how."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "betas_session*.hdf5"')
+    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "data/*.h5"')
     parser.add_argument("to", help="what to write: .zarr, .h5, .npy, .tar or .parquet; train-%%06d.tar for several")
     parser.add_argument("--memory", default="512MiB", metavar="SIZE", help="most memory to hold (%(default)s)")
     parser.add_argument("--fields", nargs="+", metavar="NAME", help="these fields only")

@@ -9,23 +9,23 @@ from penstock.dataset.dataset import OnError
 from penstock.formats.open import open_quietly
 
 EXAMPLES = """examples:
-  penstock inspect "betas_session*.hdf5"
+  penstock inspect "data/*.h5"
       fields, layout, compression, and how each will be read; reads no data
 
   penstock inspect "train-{000..017}.tar" --skip
       continue if a file cannot be opened, and list such files at the end
 
-  penstock inspect "betas_session*.hdf5" --deep
+  penstock inspect "data/*.h5" --deep
       read and decode every chunk or member, and list what cannot be read
 
-  penstock inspect "betas_session*.hdf5" --json
+  penstock inspect "data/*.h5" --json
       the same as JSON, with sizes in bytes
 
 exit codes: 0 success; 1 something was left out or cannot be read; 2 invalid request (no such file, say)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "betas_session*.hdf5"')
+    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "data/*.h5"')
     parser.add_argument("--fields", nargs="+", metavar="NAME", help="these fields only")
     parser.add_argument("--skip", action="store_true", help="continue if a file cannot be opened, and list such files")
     parser.add_argument("--deep", action="store_true", help="read every chunk or member, and list what cannot be read")

@@ -31,13 +31,13 @@ COMMANDS = {
 }
 
 EXAMPLES = """examples:
-  penstock inspect "betas_session*.hdf5"
+  penstock inspect "data/*.h5"
       what the files contain, and how they will be read
 
-  penstock plan "betas_session*.hdf5" --batch-size 32 --memory 2GiB
+  penstock plan "data/*.h5" --batch-size 32 --memory 2GiB
       what training from them needs
 
-  penstock bench "betas_session*.hdf5" --memory 2GiB --html report.html
+  penstock bench "data/*.h5" --memory 2GiB --html report.html
       how fast this machine reads them, and what limits it
 
   penstock plan --help

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 def _subject_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", help="the folder that holds nsddata_betas and nsddata")
     parser.add_argument("--subject", type=int, default=1, help="1 to 8 (%(default)s)")
-    parser.add_argument("--space", default="func1pt8mm", help="(%(default)s)")
+    parser.add_argument("--space", default="func1pt8mm", help="func1pt8mm or func1mm (%(default)s)")
     parser.add_argument("--betas", default="b3", help="the version of betas: b1, b2, b3 or its name (%(default)s)")
 
 

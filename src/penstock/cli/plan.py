@@ -10,10 +10,10 @@ from penstock.errors import ConfigError
 from penstock.loader.rivals import Habits
 
 EXAMPLES = """examples:
-  penstock plan "betas_session*.hdf5" --batch-size 32 --memory 2GiB
+  penstock plan "data/*.h5" --batch-size 32 --memory 2GiB
       memory, reads and time that training from these files needs, with advice
 
-  penstock plan "betas_session*.hdf5" --columns betas --mask roi.npy
+  penstock plan "data/*.h5" --columns volume --mask roi.npy
       the same for a part of each volume: roi.npy is a boolean array of its shape
 
   penstock plan "train-{000..017}.tar" --world 8 --workers 4 --shuffle-buffer 500
@@ -35,9 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", metavar="SIZE", help="how much data is shuffled together, if rows come in blocks")
     parser.add_argument("--device", help="plan for batches copied to this device: cuda")
     parser.add_argument("--world", type=count, metavar="N", help="number of ranks that share an epoch")
-    parser.add_argument("--workers", type=count_or_zero, default=4, metavar="N", help="of other loaders (%(default)s)")
     parser.add_argument(
-        "--shuffle-buffer", type=count, default=1000, metavar="K", help="WebDataset's, in samples (%(default)s)"
+        "--workers", type=count_or_zero, default=4, metavar="N", help="of the other loaders (%(default)s)"
+    )
+    parser.add_argument(
+        "--shuffle-buffer", type=count, default=1000, metavar="K", help="samples in WebDataset's buffer (%(default)s)"
     )
     parser.add_argument(
         "--no-measure", action="store_true", help="skip the one-second trial that measures reading speed"
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the estimate as JSON, with sizes in bytes")
     shapes = parser.add_argument_group("from shapes alone")
     shapes.add_argument("--shape", type=_shape, metavar="ROWS,…", help="shape of one file: 750,150,150,100")
-    shapes.add_argument("--dtype", default="float32", help="(%(default)s)")
+    shapes.add_argument("--dtype", default="float32", help="data type of the values (%(default)s)")
     shapes.add_argument(
         "--files", type=count, default=1, metavar="N", help="number of files of that shape (%(default)s)"
     )

@@ -15,10 +15,10 @@ from penstock.formats.paths import paths_of
 from penstock.loader.verify import Verdict, bytes_of, default_manifest, verify, write_manifest
 
 EXAMPLES = f"""examples:
-  penstock verify "betas_session*.hdf5" --write
+  penstock verify "data/*.h5" --write
       save the sizes and digests of these files in {NAME} beside them
 
-  penstock verify "betas_session*.hdf5"
+  penstock verify "data/*.h5"
       compare the files with it; without one, read and decode everything, which finds whatever the
       format's own checksums detect
 
@@ -31,7 +31,7 @@ exit codes: 0 success; 1 something has changed, is damaged or cannot be read; 2 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "betas_session*.hdf5"')
+    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "data/*.h5"')
     parser.add_argument(
         "--write", nargs="?", const="", metavar="FILE", help=f"write a manifest: {NAME} beside the files, or FILE"
     )

@@ -204,7 +204,7 @@ def _cuts_or_refuse(ds: Dataset, goal: str, options: Options, limit_bytes: int, 
             options.format in ("tar", "parquet")
         )
         raise BudgetExceeded(
-            f"memory={format_size(limit_bytes)} is too little for this conversion: the smallest that works is "
+            f"memory={format_size(limit_bytes)} is too small for this conversion: the smallest that works is "
             f"{format_size(least)} ({least:,} bytes).{why}",
             smallest_bytes=least,
         ) from None

@@ -1,7 +1,7 @@
 """Estimates what training from a dataset needs before it starts: memory, bytes, time, and advice.
 
-From files, a loader is made, and its threads read for a moment to measure their speed. From shapes alone, it is
-arithmetic over rows that lie one after another.
+For files, a loader is made, and its threads read for a moment to measure their speed. For shapes alone, the estimate is
+calculated for rows stored one after another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ class Contents:
 
 @dataclass(frozen=True, repr=False)
 class Forecast:
-    """``print(penstock.plan(path, batch_size=32))``."""
+    """An estimate of what training needs: ``print(penstock.plan(path, batch_size=32))``."""
 
     contents: Contents
     plan: Plan
@@ -105,13 +105,13 @@ class Forecast:
         return "".join([*sizes, *texts])
 
     def _sizes(self) -> list[tuple[str, list[HolderRow]]]:
-        why = "a quarter of what is free" if self.plan.limit_note else ""
+        why = "a quarter of the free memory" if self.plan.limit_note else ""
         held = [*self._held(), ("planned", self.peak_bytes, ""), ("budget", self.plan.limit_bytes, why)]
         others = [(rival.name, rival.peak_bytes, rival.text) for rival in self.rivals]
         return [
-            ("In memory, the data would be", self._data()),
+            ("Size of the data in memory", self._data()),
             ("penstock would hold", held),
-            ("Others would hold, for the same job", others),
+            ("Other loaders would hold, for the same job", others),
         ]
 
     def _paragraphs(self) -> list[tuple[str, list[str]]]:
@@ -136,25 +136,25 @@ class Forecast:
     def _data(self) -> list[HolderRow]:
         contents = self.contents
         fields = [f"{name} {spec}, {format_size(spec.row_bytes)}" for name, spec in contents.fields.items()]
-        rows = [("a sample", contents.sample_bytes, "; ".join(fields))]
-        rows.append((f"a batch of {self.plan.batch_rows:,}", self.batch_bytes, ""))
+        rows = [("one sample", contents.sample_bytes, "; ".join(fields))]
+        rows.append((f"batch of {self.plan.batch_rows:,}", self.batch_bytes, ""))
         if contents.files > 1:
             share = f"{contents.rows / contents.files:,.0f} samples in each of {contents.files:,}, on average"
-            rows.append(("a file", contents.file_bytes, share))
-        rows.append(("all of it", contents.whole_bytes, f"{contents.rows:,} samples{self._against_free()}"))
+            rows.append(("one file", contents.file_bytes, share))
+        rows.append(("all samples", contents.whole_bytes, f"{contents.rows:,} samples{self._against_free()}"))
         return rows
 
     def _against_free(self) -> str:
         times = self.contents.whole_bytes / max(1, free_bytes())
-        return f", {times:,.1f} times what is free here" if times >= 1 else ""
+        return f", {times:,.1f} times the memory that is free here" if times >= 1 else ""
 
     def _held(self) -> list[HolderRow]:
-        plan, why = self.plan, {"index": "where everything lies", "base": "libraries, queues, tables"}
+        plan, why = self.plan, {"index": "where the samples are", "base": "libraries, queues, tables"}
         each = f"{plan.slots} slots of {format_size(plan.batch_bytes)}"
         window = f", of which a window fills {plan.window_batches}" if plan.window_rows else ""
         why["batches"] = each + window + (", pinned" if self.pinned else "")
         why["reading"] = f"scratch of {plan.threads} thread{'' if plan.threads == 1 else 's'}"
-        why["spare"] = f"that of up to {plan.spare_threads} more, if files are slow"
+        why["spare"] = f"scratch of up to {plan.spare_threads} more, if files are slow"
         why["schedule"] = "row numbers, records of batches"
         return [(holder, bytes_, why.get(holder, "")) for holder, bytes_ in plan.holders.items()]
 
@@ -186,7 +186,7 @@ def plan(
     files:       with shapes: how many files of that shape there are
     habits:      how many workers and how large a shuffle buffer other loaders would be run with
     measure:     seconds of trial reading; 0 for none
-    options:     as ``Loader`` takes them: memory, threads, window, columns, device, world_size …
+    options:     arguments of ``Loader``: memory, threads, window, columns, device, world_size …
     """
     habits = habits or Habits()
     if isinstance(source, Mapping):
@@ -271,7 +271,7 @@ def _checked_shapes(shapes: Shapes) -> tuple[Fields, int]:
             f"shapes of one dataset must have the same first axis, its rows; got {lengths or 'no shapes'}"
         )
     if not prod(spec.row_bytes for spec in fields.values()):
-        raise ConfigError("a dtype of no bytes holds no data")
+        raise ConfigError("the rows have no bytes: check shapes and dtypes")
     return fields, next(iter(lengths.values()))
 
 
@@ -290,19 +290,22 @@ def _advice(
         )
     if made.planned_bytes < ample_bytes > made.limit_bytes:
         said.append(
-            f"A budget of {format_size(ample_bytes)} would let reading run as far ahead as helps: here it has "
-            f"{made.slots} of {made.slots_wanted} slots. {format_size(made.smallest_bytes)} is the least that works"
+            f"A budget of {format_size(ample_bytes)} would let the threads read as far ahead as helps: "
+            f"{made.slots_wanted} slots for batches instead of {made.slots}. The smallest budget that works is "
+            f"{format_size(made.smallest_bytes)}"
         )
     if any(path.far for path in paths):
-        said.append("Every epoch reads over the network: cache_dir= keeps what fits on a local disk after the first")
+        said.append(
+            "Every epoch reads over the network: cache_dir= keeps local copies of the files, as many as fit"
+        )
     large = [name for name, spec in contents.fields.items() if spec.row_bytes >= LARGE_ROW_BYTES]
     if large and all(path.amplification >= 1 for path in paths):
         said.append(
-            f"If you need part of each {large[0]!r} only, select_within (or --mask) reads and holds that part alone"
+            f"If you need only part of each {large[0]!r}, select_within (or --mask) reads and holds just that part"
         )
     if not made.advice:
         keep = "Keep the files as they are" if paths else "Store the rows one after another, or one per chunk"
-        said.insert(0, f"{keep}: each row is read by itself, so a shuffle may be over the whole set")
+        said.insert(0, f"{keep}: each row is read by itself, so the whole set can be shuffled")
     return said
 
 

@@ -6,7 +6,7 @@ for batch in hooks.watched(loader, hooks.TensorBoard(SummaryWriter("runs/7"))):
 REGISTRY.register(hooks.Prometheus(loader))
 ```
 
-Any function of ``Stats`` is a hook. TensorBoard gets numbers every few seconds; Prometheus asks for them.
+Any function of ``Stats`` is a hook. TensorBoard receives numbers every few seconds; Prometheus asks for them.
 """
 
 import time

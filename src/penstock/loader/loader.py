@@ -1,4 +1,4 @@
-"""Batches of one dataset: the public face of a feed."""
+"""``Loader``: batches of one dataset, within a memory budget."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType

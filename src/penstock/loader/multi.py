@@ -1,4 +1,4 @@
-"""Batches of several datasets of different shapes: the other public face of a feed."""
+"""``MultiLoader``: batches of several datasets of different shapes."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -49,8 +49,8 @@ class MultiLoader(BaseLoader):
     batch_size:  samples per batch on each rank; a dict where datasets differ
     samples:     what an epoch is. "all": every sample of every dataset exactly once; in "together", datasets that have
                  ended are absent from the last steps. "shortest" and "longest": as many steps of each dataset as the
-                 one with the fewest or the most. A dict: so many samples of each. Where that is not all of a dataset
-                 once, the next epoch continues where the last one ended, pass after pass, each in a new order: every
+                 one with the fewest or the most. A dict: so many samples of each. If an epoch takes only part of a
+                 dataset, the next one continues there; each pass over a dataset has a new order, so that every
                  sample comes once before any comes twice
     shuffle:     within each dataset, as in ``Loader``, and in "alternate" the sequence of datasets too
     seed:        decides all orders, together with the epoch; no two datasets are shuffled alike

@@ -83,7 +83,7 @@ def refusal(requests: "Mapping[str, Request]", smallest: Mapping[str, int], limi
     most = max(smallest, key=lambda holder: smallest[holder])
     request = requests[costliest]
     return (
-        f"memory={format_size(limit_bytes)} is too little{several}: the smallest that works is {format_size(needed)} "
+        f"memory={format_size(limit_bytes)} is too small{several}: the smallest that works is {format_size(needed)} "
         f"({needed:,} bytes: {parts}). Most goes to {most}. {_describe_batch(costliest, request)}"
         f"{_describe_window(request)}Raise memory, or lower batch_size, or leave fields out with columns"
     )

@@ -65,7 +65,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with a dataset."""
+    """The result of ``verify``: what is wrong with a dataset, if anything."""
 
     faults: tuple[Fault, ...]
     unreadable: int
@@ -113,7 +113,7 @@ def verify(
     """Check all of a dataset, or of what ``open(source, **options)`` opens, and report what is wrong.
 
     Without a manifest every value is read and decoded, which finds what the format's own checksums notice. With one,
-    every file is compared with it; if something differs, the samples concerned are found by reading them all.
+    every file is compared with it; if something differs, all samples are read to find those affected.
 
     memory:    as for ``Loader``; 256 MiB if not given and enough
     """
@@ -146,10 +146,10 @@ def _with_archives(verdict: Verdict, source: Any) -> Verdict:
 
 
 def write_manifest(source: Any, path: Path | None = None, *, progress: Progress = _no_progress) -> str:
-    """Write sizes and digests of the files that ``open(source)`` opens; return where to.
+    """Write a manifest: sizes and digests of the files that ``open(source)`` opens. Returns its path.
 
-    That is ``penstock-manifest.json`` in the folder that they, or the folders opened, are in, unless ``path`` says
-    otherwise. Names in it are relative to its folder, so it must not lie below.
+    By default that is ``penstock-manifest.json`` in the folder that contains all of them; ``path`` chooses another.
+    Names in it are relative to its folder, which must therefore contain all files.
     """
     files = Files()
     paths = paths_of(source, files)

@@ -153,7 +153,7 @@ class NSDDataset(Dataset):
                 refusal = error
         smallest = self.opening_bytes + (refusal.smallest_bytes or 0)
         raise BudgetExceeded(
-            f"memory={format_size(memory)} is too little: the smallest that works is {format_size(smallest)} "
+            f"memory={format_size(memory)} is too small: the smallest that works is {format_size(smallest)} "
             f"({smallest:,} bytes, of which {self.opening_bytes:,} are "
             f"set aside for the trial table and masks). For the rest: {refusal}",
             smallest_bytes=smallest,

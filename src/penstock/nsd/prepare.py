@@ -267,7 +267,7 @@ class _Copy:
         if room < least:
             smallest = BASE_BYTES + borrowed + least
             raise BudgetExceeded(
-                f"memory={format_size(self.limit_bytes)} is too little to prepare with: the smallest that works is "
+                f"memory={format_size(self.limit_bytes)} is too small to prepare with: the smallest that works is "
                 f"{format_size(smallest)} ({smallest:,} bytes)",
                 smallest_bytes=smallest,
             )

@@ -135,7 +135,7 @@ class Pair:
         except BudgetExceeded as refusal:
             smallest = set_aside + max(-(-4 * _smallest(train) // 3), 4 * _smallest(val))
             raise BudgetExceeded(
-                f"memory={format_size(given)} is too little for both loaders: the smallest that works is "
+                f"memory={format_size(given)} is too small for both loaders: the smallest that works is "
                 f"{format_size(smallest)} ({smallest:,} bytes), three quarters for training and one for validation. "
                 f"For one of them: {refusal}",
                 smallest_bytes=smallest,
