@@ -45,9 +45,7 @@ SAMPLE_EVERY_S = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, how they would be trained from, and what to compare with."""
     add_training_arguments(parser, files="+")
-    parser.add_argument(
-        "--step", type=float, default=0, metavar="MS", help="time of a training step (%(default)s)"
-    )
+    parser.add_argument("--step", type=float, default=0, metavar="MS", help="time of a training step (%(default)s)")
     parser.add_argument("--seconds", type=float, default=5, help="time limit for each loader (%(default)s)")
     parser.add_argument("--against", default="", metavar="NAMES", help=f"compare with {', '.join(CONTENDERS)}")
     parser.add_argument(

@@ -295,9 +295,7 @@ def _advice(
             f"{format_size(made.smallest_bytes)}"
         )
     if any(path.far for path in paths):
-        said.append(
-            "Every epoch reads over the network: cache_dir= keeps local copies of the files, as many as fit"
-        )
+        said.append("Every epoch reads over the network: cache_dir= keeps local copies of the files, as many as fit")
     large = [name for name, spec in contents.fields.items() if spec.row_bytes >= LARGE_ROW_BYTES]
     if large and all(path.amplification >= 1 for path in paths):
         said.append(
