@@ -32,6 +32,8 @@ class Team:
     """The threads of one epoch."""
 
     def __init__(self, threads: int) -> None:
+        if sys.is_finalizing():  # a thread would be started, and never run
+            raise Unavailable("Python is ending, and starts no more threads: read what you need before that")
         self.wake_ups: SimpleQueue[None] = SimpleQueue()
         """Receives one item whenever a slot becomes free."""
         self._readers: list[Readers] = []
@@ -49,8 +51,6 @@ class Team:
 
     def start(self) -> None:
         """Begin to read, with as many of the threads as the system can start."""
-        if sys.is_finalizing():  # a thread would be started, and never run
-            raise Unavailable("Python is ending, and starts no more threads: read what you need before that")
         for begun, thread in enumerate(self._threads):
             self._countdown.append(begun + 1)
             try:
