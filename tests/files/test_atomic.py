@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -61,3 +62,27 @@ def test_a_pipe_in_the_place_of_a_left_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / ".a.json.x.partial")
     write(tmp_path / "a.json")
     assert (tmp_path / "a.json").read_bytes() == b"whole"
+
+
+def test_threads_that_write_the_same_file(tmp_path):
+    """A file that another writer takes for abandoned before it is locked is made anew."""
+    failed = []
+
+    def write_often():
+        for _ in range(50):
+            try:
+                write(tmp_path / "a.json")
+            except OSError as error:
+                failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=write_often) for _ in range(8)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert (failed, os.listdir(tmp_path)) == ([], ["a.json"])

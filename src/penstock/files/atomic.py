@@ -14,7 +14,7 @@ from typing import BinaryIO
 from penstock.files import locks
 from penstock.files.retry import open_regular
 
-_ATTEMPTS = 100
+_ATTEMPTS = 10
 """To create a file that nobody else removes before it is locked."""
 
 
@@ -52,10 +52,12 @@ def remove_abandoned(partials: Iterable[str]) -> None:
 
 def _create(folder: str, name: str) -> tuple[int, str]:
     """A locked file of a new name; once more if another writer took it for abandoned before it was locked."""
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         descriptor, partial = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".partial")
-        locks.try_lock(descriptor)  # fails where the file system has no locks: then nobody removes it either
-        if os.fstat(descriptor).st_nlink:
+        is_locked = locks.try_lock(descriptor) and os.fstat(descriptor).st_nlink > 0
+        if is_locked or attempt == _ATTEMPTS - 1:  # where the file system has no locks, nobody removes it either
             break
         os.close(descriptor)
+        with suppress(OSError):
+            os.unlink(partial)
     return descriptor, partial
