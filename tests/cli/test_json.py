@@ -1,6 +1,7 @@
 """``--json``: each command that prints facts prints them for scripts too, by the keys that the page "plan" lists."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,10 @@ def test_nsd_synthesize_and_prepare(tmp_path: Path, capsys: pytest.CaptureFixtur
     made = told(capsys, "nsd", "synthesize", root, "--json")
     assert made.keys() == documented("`nsd synthesize`")
     for before in (False, True):
-        prepared = told(capsys, "nsd", "prepare", root, "--json")
+        prepared = told(capsys, "nsd", "prepare", root, "--one-file", "--json")
         assert prepared.keys() == documented("`nsd prepare`")
         assert prepared["complete_before"] is before
+        assert sorted(os.listdir(prepared["folder"])) == ["subject.json", "subject.npy"]
 
 
 def test_nsd_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
