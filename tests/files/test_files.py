@@ -16,7 +16,7 @@ from penstock.base import policy
 from penstock.base.file_id import FileId
 from penstock.base.policy import ReadPolicy
 from penstock.errors import Changed, ConfigError, Missing, Truncated, Unavailable
-from penstock.files import pool
+from penstock.files import handles, pool
 from penstock.files.files import Files
 from penstock.files.handles import check_unchanged, identify
 
@@ -591,3 +591,21 @@ def test_the_system_is_told_not_to_read_ahead_of_who_jumps(tmp_path, monkeypatch
             handle.read_into(offset, piece)
     files.close()
     assert advice == ([os.POSIX_FADV_RANDOM] if order == "in pieces, at random" else [])
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="advice is POSIX")
+@pytest.mark.parametrize("rate", [1e18, 1e-3])  # every read is slower than the one, and quicker than the other
+def test_what_comes_next_is_announced_where_reads_are_slow(files_of, monkeypatch, rate):
+    told = []
+    monkeypatch.setattr(handles, "CACHED_BYTES_PER_S", rate)
+    monkeypatch.setattr(handles, "CALL_S", 0.0)
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *advice: told.append(advice))
+    (file,) = files_of(1)
+    goal = np.empty(1_000, np.uint8)
+    with Files().lend(file) as handle:
+        handle.expect(0, 5_000)
+        assert told == [], "nothing is known before the first read"
+        handle.read_into(0, goal)
+        handle.expect(1_000, 4_000)
+    assert np.array_equal(goal, contents(0)[:1_000])
+    assert told == ([(1_000, 4_000, os.POSIX_FADV_WILLNEED)] if rate > 1 else [])

@@ -32,6 +32,10 @@ if TYPE_CHECKING:  # remote takes a while to import, and is imported when it is 
 JUMP_BYTES = 64 * MiB
 JUMPS = 2
 
+# What is in memory comes at several times this rate; what is not, rarely at half of it. A call takes this long at most.
+CACHED_BYTES_PER_S = 2e9
+CALL_S = 100e-6
+
 # A file is fetched in pieces of this size.
 FETCH_BYTES = 1 * MiB
 
@@ -108,6 +112,9 @@ class Handle:
     _policy = ReadPolicy()
     _span: Span | None = None
     """Which blocks of the manifest are this file's, once that was needed."""
+    descriptor = -1
+    _is_slow = False
+    """Whether the last read took longer than one from memory."""
     _after, _jumps = 0, 0
     """Where the last read ended, and how many reads began far from the end of the one before."""
     bytes = np.empty(0, np.uint8)
@@ -163,6 +170,15 @@ class Handle:
             check_unchanged(self.file)
             self._checked_at = now
 
+    def expect(self, offset: int, count: int) -> None:
+        """Announce that this range is read next, piece by piece; does nothing while reads come from memory.
+
+        The system then fetches all of it at once, beside the work on the first pieces.
+        """
+        if self._is_slow and self.descriptor >= 0 and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # advice that a file system may ignore
+                os.posix_fadvise(self.descriptor, offset, count, os.POSIX_FADV_WILLNEED)
+
     def read_into(self, offset: int, *targets: np.ndarray) -> None:
         """Fill ``targets`` (each contiguous) one after another from ``offset`` on; an early end is an error."""
         views = [target.reshape(-1).view(np.uint8).data for target in targets]
@@ -173,7 +189,9 @@ class Handle:
         if self.manifest is not None:
             self.compare(offset, wanted)
         self.fill(offset, views)
-        mine.file_seconds += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        mine.file_seconds += seconds
+        self._is_slow = seconds * CACHED_BYTES_PER_S > wanted + CACHED_BYTES_PER_S * CALL_S
 
     def compare(self, offset: int, length: int) -> None:
         """Compare the blocks of a range with the manifest, unless that was done before."""

@@ -20,6 +20,9 @@ from penstock.read.extents import Array
 
 BLOCK_ELEMENTS = 128 * 1024
 
+# Read in one request, then converted block by block.
+READ_ELEMENTS = 512 * 1024
+
 
 def blocks(count: int) -> Iterator[slice]:
     """``count`` elements, block by block."""
@@ -90,12 +93,14 @@ def convert_scratch_bytes(elements: int, cast: Cast) -> int:
 def read_converted(handle: Handle, offset: int, stored: np.dtype, target: np.ndarray, cast: Cast) -> None:
     """Read stored elements from ``offset`` on, converted into the flat ``target``."""
     width = stored.itemsize
-    with borrow(block_bytes(len(target), width)) as scratch:
+    with borrow(width * min(len(target), READ_ELEMENTS)) as scratch:
         piece = scratch.view(stored)
-        for block in blocks(len(target)):
-            goal = target[block]
-            handle.read_into(offset + block.start * width, piece[: len(goal)])
-            convert_piece(piece[: len(goal)], goal, cast)
+        if len(target) > READ_ELEMENTS:
+            handle.expect(offset, len(target) * width)
+        for begin in range(0, len(target), READ_ELEMENTS):
+            goal = target[begin : begin + READ_ELEMENTS]
+            handle.read_into(offset + begin * width, piece[: len(goal)])
+            convert(piece[: len(goal)], goal, cast)
 
 
 def read_converted_scratch_bytes(array: Array, rows: int, cast: Cast | None) -> int:
@@ -103,4 +108,5 @@ def read_converted_scratch_bytes(array: Array, rows: int, cast: Cast | None) -> 
     if cast is None:
         return 0
     elements = rows * prod(array.shape)
-    return aligned(block_bytes(elements, array.stored.itemsize)) + convert_scratch_bytes(elements, cast)
+    read = aligned(array.stored.itemsize * min(elements, READ_ELEMENTS))
+    return read + convert_scratch_bytes(elements, cast)
