@@ -71,7 +71,7 @@ def test_it_measures_and_advises(session: Path, capsys: pytest.CaptureFixture[st
         ([], "expected files or --shape, and not both"),
         (["gone.h5"], "gone.h5: no such file"),
         (["--shape", "9,9", "gone.h5"], "not both"),
-        (["--shape", "9,9", "--dtype", "flot"], "is no dtype"),
+        (["--shape", "9,9", "--dtype", "flot"], "is not a dtype"),
         (["--shape", "9,9", "--mask", "m.npy"], "--mask: needs files"),
         (["--shape", "9,9", "--columns", "a"], "columns: needs files"),
         ([*WORKED[1:], "--memory", "100MB"], "the smallest that works is"),

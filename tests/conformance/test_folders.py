@@ -149,7 +149,7 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
         ps.open(tmp_path)
     table.rename(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_text("")
-    with pytest.raises(ConfigError, match=r"a\.csv, b\.csv: which of these tables"):
+    with pytest.raises(ConfigError, match=r"a\.csv, b\.csv: expected one table"):
         ps.open(tmp_path)
 
 

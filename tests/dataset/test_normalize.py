@@ -79,7 +79,7 @@ def test_blocks_are_read_once(tmp_path, stored):
 def test_refusals(stored):
     ds = ps.from_arrays(data=stored)
     mean, std = tables(stored)
-    with pytest.raises(SchemaMismatch, match="11 groups of rows for 12 rows"):
+    with pytest.raises(SchemaMismatch, match="group_of_row has 11 numbers; expected one for each of 12 rows"):
         ds.normalize("data", mean, std, GROUPS[1:])
     with pytest.raises(SchemaMismatch, match=r"mean has shape \(3, 2, 4\)"):
         ds.normalize("data", mean[..., 1:], std, GROUPS)

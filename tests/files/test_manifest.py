@@ -179,7 +179,7 @@ def test_the_command_writes_compares_and_lists(file, capsys):
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
     assert main(["verify", str(file)]) == 1
     out, _ = capsys.readouterr()
-    assert f"changed: {file}: bytes 0 to 12,128 are not those" in out
+    assert f"changed: {file}: bytes 0 to 12,128 differ from" in out
     assert "places that changed: 1" in out
     assert main(["verify", str(file), "--manifest", str(file.parent / "none.json")]) == 2
     assert main(["verify", str(file.parent / "none.npy")]) == 2

@@ -212,7 +212,7 @@ def test_an_ample_budget_is_enough_and_no_more() -> None:
     [
         ({"a": ((3, 0), "f4")}, "no axis below 1"),
         ({"a": ((), "f4")}, "expected the rows first"),
-        ({"a": ((3,), "flot32")}, "is no dtype"),
+        ({"a": ((3,), "flot32")}, "is not a dtype"),
         ({"a": ((3,), "f4"), "b": ((4,), "f4")}, "the same first axis"),
         ({}, "no shapes"),
         ({"a": ((3,), "S0")}, "no bytes"),

@@ -182,7 +182,7 @@ def test_other_schemes_say_the_way_out():
 
 def test_no_samples_at_all(write_tar, tmp_path):
     empty = write_tar("e.tar", [("README", b"x")])
-    with pytest.raises(ConfigError, match=r"no samples in .*e\.tar; empty_check=False"):
+    with pytest.raises(ConfigError, match=r"no samples in .*e\.tar; pass empty_check=False"):
         list(wds.WebDataset(empty))
     with pytest.raises(ValueError, match=r"no samples in .*e\.tar and 1 more shards; 1 errors were passed over"):
         list(wds.WebDataset([empty, str(tmp_path / "none.tar")], handler=wds.ignore_and_continue))

@@ -55,10 +55,13 @@ class Normalized(SecondPass):
         self.group_of_row = np.asarray(group_of_row, np.int32)
         if len(self.group_of_row) != len(store):
             raise SchemaMismatch(
-                f"normalize {field!r}: {len(self.group_of_row):,} groups of rows for {len(store):,} rows: one for each"
+                f"normalize {field!r}: group_of_row has {len(self.group_of_row):,} numbers; expected one for each of "
+                f"{len(store):,} rows"
             )
         if len(store) and not 0 <= self.group_of_row.min() <= self.group_of_row.max() < len(mean):
-            raise ConfigError(f"normalize {field!r}: groups of rows run from 0 to {len(mean) - 1}, the rows of mean")
+            raise ConfigError(
+                f"normalize {field!r}: group_of_row: expected numbers from 0 to {len(mean) - 1}, rows of mean"
+            )
         if self.dtype.kind != "f":
             raise ConfigError(f"normalize {field!r}: dtype={self.dtype}: expected a float")
 

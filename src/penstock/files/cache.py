@@ -224,7 +224,7 @@ class FileCache:
             if waiting.is_over():
                 raise LimitExceeded(
                     f"{file.path}: no room in cache_dir={self.folder!r} for its {file.size:,} bytes: {used:,} of "
-                    f"cache_bytes={self.limit_bytes:,} are of files that are being read or fetched. Give at least "
+                    f"cache_bytes={self.limit_bytes:,} belong to files that are being read or fetched. Give at least "
                     f"cache_bytes={used + file.size:,}, or use fewer threads and processes"
                 )
 

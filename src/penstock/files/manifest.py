@@ -156,9 +156,9 @@ class Manifest:
         expected = self.digests[number].tobytes()
         if found != expected:
             raise Corrupt(
-                f"{path}: bytes {begin:,} to {end:,} are not those that the manifest {self.path} tells of: {DIGEST} "
+                f"{path}: bytes {begin:,} to {end:,} differ from the manifest {self.path}: {DIGEST} "
                 f"{found.hex()[:16]}… instead of {expected.hex()[:16]}…. The file was damaged or changed: restore it, "
-                f"or write the manifest anew (penstock verify … --write) if it was meant to change"
+                f"or if the change was intended, write a new manifest (penstock verify … --write)"
             )
 
 

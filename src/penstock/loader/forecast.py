@@ -262,7 +262,7 @@ def _checked_shapes(shapes: Shapes) -> tuple[Fields, int]:
         try:
             kind = numpy_dtype(dtype)
         except (TypeError, ValueError):
-            raise ConfigError(f"{name}: {dtype!r} is no dtype; try float32, int16, uint8") from None
+            raise ConfigError(f"{name}: {dtype!r} is not a dtype; try float32, int16, uint8") from None
         if not shape or min(shape) < 1:
             raise ConfigError(f"{name}: shape {tuple(shape)}: expected the rows first, and no axis below 1")
         fields[name], lengths[name] = FieldSpec(kind, tuple(shape[1:])), int(shape[0])

@@ -211,8 +211,8 @@ class Decoded:
         made = np.asarray(_call(self.function, _whole(handle, offset, length)))
         if (made.dtype, made.shape) != (self.dtype, self.shape):
             raise SchemaMismatch(
-                f"{_name(self.function)} made {made.dtype} of shape {made.shape} of it, but {self.dtype} of shape "
-                f"{self.shape} of the first sample's"
+                f"{_name(self.function)} returned {made.dtype} of shape {made.shape}, but {self.dtype} of shape "
+                f"{self.shape} for the first sample"
             )
         np.copyto(goal, made)
 

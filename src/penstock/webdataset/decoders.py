@@ -63,9 +63,7 @@ def refuse_pickle(data: bytes) -> NoReturn:
 
 
 def _undecodable(data: bytes) -> Any:
-    raise ConfigError(
-        "nothing here reads it; give decode() a decoder of your own for it, or only= to leave it as bytes"
-    )
+    raise ConfigError("there is no decoder for it: pass one of your own to decode(), or leave it as bytes with only=")
 
 
 def _text(data: bytes) -> str:

@@ -165,7 +165,9 @@ def _check_not_empty(known: Sequence[Shard], reading: Reading, run: Run) -> None
         rest = f" and {len(known) - 1:,} more shards" if len(known) > 1 else ""
         left_out = 0 if run.counts is None else run.counts.left_out
         excused = f"; {left_out:,} errors were passed over by handler=" if left_out else ""
-        raise ConfigError(f"no samples in {shown(known[0]['url'])}{rest}{excused}; empty_check=False if that is meant")
+        raise ConfigError(
+            f"no samples in {shown(known[0]['url'])}{rest}{excused}; pass empty_check=False to allow that"
+        )
 
 
 class _Archive:

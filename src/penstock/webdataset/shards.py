@@ -136,7 +136,7 @@ def with_environment(text: str) -> str:
     def value(found: re.Match[str]) -> str:
         name = f"WDS_{found[1]}"
         if name not in os.environ:
-            raise ConfigError(f"{text!r:.100}: ${{{found[1]}}} stands for the environment's {name}, which is not set")
+            raise ConfigError(f"{text!r:.100}: for ${{{found[1]}}}, set the environment variable {name}")
         return os.environ[name]
 
     for _ in range(10):  # a value may name another variable

@@ -201,7 +201,7 @@ class TarWriter:
         except OSError as error:
             raise ConvertFailed(
                 f"{self.path or 'the tar'}: writing failed after {self._written:,} bytes ({error.strerror}, errno "
-                f"{error.errno}); shards that were whole before stay. Make room, and write it again"
+                f"{error.errno}); finished shards are kept. Free some space, and write it again"
             ) from error
 
     def _save_index(self, path: str) -> None:

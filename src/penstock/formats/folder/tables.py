@@ -118,8 +118,8 @@ def find(root: str) -> str | None:
     named = [each for each in there if each in NAMES]
     if len(named) > 1 or (not named and len(there) > 1):
         raise ConfigError(
-            f"{root}: {', '.join(named or there)}: which of these tables is meant? Call it metadata.csv or "
-            f"metadata.parquet, and leave one"
+            f"{root}: {', '.join(named or there)}: expected one table; name the one to use metadata.csv or "
+            f"metadata.parquet"
         )
     found = named or there
     return os.path.join(root, found[0]) if found else None

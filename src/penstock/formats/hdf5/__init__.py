@@ -346,7 +346,7 @@ def _check_filters(found: StoredDataset) -> None:
             continue
         if number not in _installed_filters():
             raise ConfigError(
-                f"{found.file.path}: dataset {found.name!r} is written through filter {number} ({label}), which is not "
-                f"installed; most such filters come with: pip install hdf5plugin. Filters that HDF5 would load from "
-                f"HDF5_PLUGIN_PATH are not: write the data again without (h5repack -f {found.name}:NONE OLD NEW)"
+                f"{found.file.path}: dataset {found.name!r} needs filter {number} ({label}), which is not installed; "
+                f"most come with: pip install hdf5plugin. Filters from HDF5_PLUGIN_PATH are not loaded: rewrite "
+                f"the data without this one (h5repack -f {found.name}:NONE OLD NEW)"
             )

@@ -91,7 +91,7 @@ def open_store(path: str, options: "OpenOptions") -> Store:
     if len(nodes) > MOST_ARRAYS:
         raise LimitExceeded(f"{path}: has more than {MOST_ARRAYS:,} arrays. Name those that are meant with fields=(…)")
     if not nodes:
-        raise Missing(f"{path}: no Zarr array in it; expected zarr.json or .zarray, there or below")
+        raise Missing(f"{path}: no Zarr array in it; expected zarr.json or .zarray, in it or in its subfolders")
     names = _names(path, nodes, options)
     found = [_stored_array(keys, path, name, nodes, options) for name in names]
     rows = common_rows(path, {each.name: each.rows for each in found}, asked_for=True)

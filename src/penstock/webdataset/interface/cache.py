@@ -176,7 +176,7 @@ class FileCache:
         name = self.url_to_name(url)
         path = os.path.join(self.cache_dir, name)
         if not name or os.path.relpath(path, self.cache_dir).startswith(os.pardir):
-            raise ConfigError(f"{url}: url_to_name gives {name!r}, which is no name of a file in the folder of copies")
+            raise ConfigError(f"{url}: url_to_name gives {name!r}, which is not a file name in the folder of copies")
         if not os.path.exists(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             if self.cleaner is not None:
