@@ -70,7 +70,7 @@ class TextColumn(Sequence[str]):
                 begin = end
 
     def find(self, text: str) -> int | None:
-        """Where this text first is; the first search makes a table of 8 bytes a text."""
+        """Where this text first is; the first search makes a table of 8 bytes per text."""
         try:
             raw = text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # no bytes decode to it

@@ -239,7 +239,7 @@ class FileCache:
     # Removing.
 
     def _make_room(self, wanted: int) -> int:
-        """Remove what nobody finishes, then what was not read for longest; what is in use after that."""
+        """Remove abandoned downloads, then the copies that were not read for longest; returns the bytes still used."""
         entries: list[tuple[int, int, str]] = []
         used = 0
         with os.scandir(self.folder) as found:

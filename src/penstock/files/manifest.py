@@ -332,7 +332,7 @@ def _document(path: str, most_bytes: int) -> Any:
 
 
 def _check_others(path: str, about: os.stat_result) -> None:
-    """Whoever could write to the data could write to this as well, and it would say nothing."""
+    """Refuse a manifest that others may write to: they could make damaged data look right."""
     if os.name == "posix" and about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "anybody" if about.st_mode & stat.S_IWOTH else f"its group (gid {about.st_gid})"
         raise Unsafe(

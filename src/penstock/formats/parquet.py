@@ -302,9 +302,6 @@ class TableStore(StoreBase):
     def origin(self, row: int) -> Origin:
         return Origin(self.table.file.path, f"{next(iter(self.fields))}[{row}]")
 
-    def close(self) -> None:
-        """Nothing stays open between reads."""
-
 
 def _too_few(where: str, found: int, declared: int) -> Corrupt:
     return Corrupt(

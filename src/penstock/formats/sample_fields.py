@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 # Sizes stand within these first bytes of a picture, unless it begins with a thumbnail or a colour profile.
 PICTURE_HEAD_BYTES = 2048
 
-# And nobody puts more than this before them.
+# The most bytes that are searched for the size.
 LONGEST_HEAD_BYTES = 16 * MiB
 
-# With on_error="skip", so many samples are tried until one tells what a field holds.
+# With on_error="skip", so many samples are tried until one shows what a field holds.
 MOST_TRIED = 100
 
 

@@ -90,27 +90,21 @@ def place_elements(
 ) -> None:
     """``goal[places] = row[local]``, converted; both flat. None stands for all of ``row``."""
     if local is None:
-        _place_all(row, goal, places, cast)
+        _place(row, goal, places, cast)
         return
-    cast = cast or Cast(goal.dtype)
-    with borrow(len(local) * row.itemsize) as taken, borrow(len(local) * goal.itemsize) as converted:
+    with borrow(len(local) * row.itemsize) as taken:
         values = taken.view(row.dtype)
         np.take(row, local, out=values, mode="clip")  # clip: the only mode that copies straight to out
-        if isinstance(places, slice):
-            convert_piece(values, goal[places], cast)
-            return
-        ready = converted.view(goal.dtype)
-        convert_piece(values, ready, cast)
-        goal[places] = ready
+        _place(values, goal, places, cast)
 
 
-def _place_all(row: np.ndarray, goal: np.ndarray, places: Places, cast: Cast | None) -> None:
+def _place(values: np.ndarray, goal: np.ndarray, places: Places, cast: Cast | None) -> None:
     if isinstance(places, slice):
-        convert_piece(row, goal[places], cast or Cast(goal.dtype))
+        convert_piece(values, goal[places], cast or Cast(goal.dtype))
     elif cast is None:
-        goal[places] = row
+        goal[places] = values
     else:
-        with borrow(row.size * goal.itemsize) as scratch:
+        with borrow(values.size * goal.itemsize) as scratch:
             ready = scratch.view(goal.dtype)
-            convert_piece(row, ready, cast)
+            convert_piece(values, ready, cast)
             goal[places] = ready

@@ -27,7 +27,7 @@ from penstock.read.objects import TEXT
 NAMES = ("metadata.csv", "metadata.parquet")
 ENDINGS = (".csv", ".parquet")
 
-# Measured: what finding a file by its name takes, a file, while a table is read.
+# Measured: memory per file for finding files by their names while a table is read.
 LOOKUP_BYTES = 512
 
 Column = np.ndarray | TextColumn
@@ -49,9 +49,9 @@ class ColumnStore(StoreBase):
     ) -> None:
         self.columns, self._rows, self.checked_by = dict(columns), rows, checked_by
         self._shared_index = dict(shared_index or {})
-        """What it took to read them: the allocator may keep it."""
+        """Memory that reading them took: the allocator may keep it."""
         self.classes = classes
-        """What labels mean, where folders are classes."""
+        """The meaning of labels, if folders are classes."""
         self.fields = {name: _spec(column) for name, column in columns.items()}
 
     def __len__(self) -> int:
@@ -96,9 +96,6 @@ class ColumnStore(StoreBase):
     def origin(self, row: int) -> Origin:
         return Origin("", f"[{row}]")
 
-    def close(self) -> None:
-        """Nothing is open."""
-
 
 def _spec(column: Column) -> FieldSpec:
     if isinstance(column, np.ndarray):
@@ -127,19 +124,19 @@ def find(root: str) -> str | None:
 
 @dataclass(frozen=True)
 class Table:
-    """What a table says of files."""
+    """The rows of a table that name files."""
 
     rows: np.ndarray
-    """For each row of the table its file's number."""
+    """The number of each row's file."""
     columns: Mapping[str, Column]
     left_out: tuple[DataError, ...] = ()
     """Why rows are left out."""
     fields_left_out: Mapping[str, str] = field(default_factory=dict)
-    """Why columns are."""
+    """Why columns are left out."""
 
 
 def reading_bytes(path: str, files: FileList) -> dict[int, int]:
-    """What ``read`` takes besides the columns: as ``shared_index`` has it."""
+    """Memory that ``read`` takes besides the columns: entries of ``shared_index``."""
     lookup = {id(files): LOOKUP_BYTES * len(files) + 2 * os.path.getsize(path)}
     return {**lookup, **arrow_bytes()} if path.endswith(".parquet") else lookup
 
@@ -179,7 +176,7 @@ def _names(path: str, files: FileList, columns: Mapping[str, Column]) -> tuple[s
 
 
 def _ways(files: FileList) -> Iterator[dict[str, int]]:
-    """Ways to name files: the path, the file's own name, its stem; the latter two where no two files share one."""
+    """Ways to name files: by path; or by the file's own name or its stem, if no two files share it."""
     yield {name: row for row, name in enumerate(files.names)}
     for short in (os.path.basename, _stem):
         found = {short(name): row for row, name in enumerate(files.names)}
@@ -218,7 +215,7 @@ def _csv(path: str) -> dict[str, Column]:
 
 
 def _numbers(column: TextColumn) -> Column:
-    """Whole numbers if all are, else numbers (nothing stands for not-a-number) if all are, else the text."""
+    """Whole numbers if all are; otherwise numbers if all are (an empty cell is NaN); otherwise text."""
     try:
         if len(column.buffer):
             return np.fromiter(map(int, column.raws()), np.int64, len(column))
@@ -255,7 +252,7 @@ def _parquet(path: str) -> tuple[dict[str, Column], dict[str, str]]:
 
 
 def _without_nulls(column: Any) -> Any:
-    """Not-a-number stands for nothing."""
+    """Replace nulls by NaN."""
     if not column.null_count:
         return column
     pa = arrow_library("pyarrow")
@@ -272,4 +269,4 @@ def _texts(column: Column) -> Iterator[str]:
 
 
 def _taken(column: Column, rows: np.ndarray) -> Column:
-    return column[rows] if isinstance(column, np.ndarray) else _of_texts([column[row] for row in rows.tolist()])
+    return column[rows] if isinstance(column, np.ndarray) else column.take(rows)

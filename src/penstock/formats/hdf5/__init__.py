@@ -297,7 +297,7 @@ def _holes(found: StoredDataset, options: "OpenOptions") -> dict[int, int]:
     dataset = found.dataset
     if dataset.external or dataset.is_virtual or prod(found.shape) == 0:
         return {}
-    in_one_piece = {0: 1} if not dataset.chunks and dataset.id.get_storage_size() == 0 else {}  # counts once an epoch
+    in_one_piece = {0: 1} if not dataset.chunks and dataset.id.get_storage_size() == 0 else {}  # counts once per epoch
     absent = holes(found) if dataset.chunks else in_one_piece
     if absent and not options.allow_fill:
         there = prod(found.grid) - sum(absent.values()) if dataset.chunks else 0

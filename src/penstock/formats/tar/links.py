@@ -15,7 +15,7 @@ from posixpath import dirname, join, normpath
 
 import numpy as np
 
-from penstock.base.text_column import TextColumn, decoded
+from penstock.base.text_column import decoded
 from penstock.errors import Corrupt, DataError, Missing, Unsafe
 from penstock.formats.tar.members import MemberTable
 
@@ -29,18 +29,18 @@ NOTHING, OUTSIDE, RING = -1, -2, -3
 
 @dataclass(frozen=True)
 class Link:
-    """What a link says of itself."""
+    """A link as its header describes it."""
 
     target: bytes
     hard: bool
 
     def goal(self, name: bytes) -> bytes:
-        """The name of what it leads to, seen from the archive's root."""
+        """The name of the member that it leads to, from the archive's root."""
         return normpath(self.target if self.hard else join(dirname(name), self.target))
 
 
 def resolved(table: MemberTable, links: Mapping[int, Link]) -> MemberTable:
-    """The table with the bytes of what they lead to in the place of its links, by their numbers."""
+    """The table with every link (by its number) replaced by the bytes of the file that it leads to."""
     names = list(table.names.raws())
     ends = _ends(_next(names, links))
     good = np.ones(len(names), bool)
@@ -52,9 +52,8 @@ def resolved(table: MemberTable, links: Mapping[int, Link]) -> MemberTable:
             left_out.append((names[number], _error(table.path, names[number], links[number], end)))
         else:
             offsets[number], lengths[number] = offsets[end], lengths[end]
-    kept = [name for name, is_good in zip(names, good.tolist(), strict=True) if is_good]
-    texts = TextColumn(np.frombuffer(b"".join(kept), np.uint8), np.cumsum([len(name) for name in kept], dtype=np.int64))
-    return replace(table, names=texts, offsets=offsets[good], lengths=lengths[good], left_out=tuple(left_out))
+    kept = table.names.take(np.flatnonzero(good))
+    return replace(table, names=kept, offsets=offsets[good], lengths=lengths[good], left_out=tuple(left_out))
 
 
 def _next(names: Sequence[bytes], links: Mapping[int, Link]) -> dict[int, int]:

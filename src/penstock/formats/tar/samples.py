@@ -37,7 +37,7 @@ ALWAYS_FITS = 1 << 20
 # Members that are grouped in one go: enough to make the cost of a numpy call small, few enough to take little memory.
 _AT_ONCE = 1 << 14
 
-# Tables under the name that was used before lack what is a link.
+# Tables that were saved under an earlier name lack links.
 _SAVED_AS = "samples of a tar archive, links too"
 
 
@@ -57,13 +57,13 @@ class SampleTable:
     passed_over: int = 0
     """Members that belong to no sample."""
     left_out: tuple[DataError, ...] = ()
-    """Why members that would belong to one are not in it."""
+    """Why members were left out of their samples."""
     mapped: bool = False
     """Whether the columns are those of a saved table, which the system may drop from memory at any time."""
 
     def __post_init__(self) -> None:
         if not self.offsets.shape == self.lengths.shape == (len(self.keys), len(self.fields)):
-            raise ValueError("expected a row a key and a column a field")
+            raise ValueError("expected one row per key and one column per field")
 
     @property
     def samples(self) -> int:
@@ -122,7 +122,7 @@ def group(members: MemberTable) -> SampleTable:
 
 
 class _Fields(dict[bytes, int]):
-    """Fields as names spell them, in either case -> their columns, new ones as they come."""
+    """The column of each field, by any spelling of it; new fields get new columns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class _Grouping:
 
 
 def find_dots(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Where the key of each name ends and its field begins, as ``split_name`` has it; -1 where there is no sample."""
+    """The dot between key and field in each name, as in ``split_name``; -1 if the name belongs to no sample."""
     begins = starts.copy()
     slashes = np.flatnonzero(letters == ord("/"))
     if len(slashes):
@@ -238,7 +238,7 @@ def find_dots(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.n
 
 
 def load(folder: str, file: FileId, name: str = _SAVED_AS) -> SampleTable | None:
-    """The table of this archive, mapped, if a whole and current one was saved."""
+    """The saved table of this archive, mapped, if it is complete and current."""
     return _opened(file.path, savedcolumns.load(folder, file, name))
 
 
@@ -252,7 +252,7 @@ def left_of(folder: str, file: FileId) -> str:
 
 
 def save(folder: str, file: FileId, table: SampleTable, name: str = _SAVED_AS) -> SampleTable:
-    """Keep a table for the next time; returns it as saved and mapped, or as it was if it cannot be."""
+    """Save a table; returns it mapped from the file, or as it was if it cannot be saved."""
     if table.left_out:
         return table
     header = {"fields": table.fields, "passed_over": table.passed_over}
