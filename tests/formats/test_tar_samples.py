@@ -698,7 +698,7 @@ def test_too_many_fields_are_not_saved(tmp_path):
 
 def test_a_table_must_fit_together(saved):
     table = saved[2]
-    with pytest.raises(ValueError, match="one row per key and a column a field"):
+    with pytest.raises(ValueError, match="one row per key and one column per field"):
         SampleTable(table.path, table.fields[1:], table.keys, table.offsets, table.lengths)
 
 
