@@ -26,9 +26,9 @@ FILES: dict[str, tuple[Callable[[], None], ...]] = {
     "docs/tutorials/nsd-decoder.md": (samples.nsd,),
 }
 # Run by tests of their own; written by `make figures`; without code.
-ELSEWHERE = {"docs/add-a-format.md", "docs/engines.md", "docs/nsd.md", "docs/webdataset.md"}
+ELSEWHERE = {"docs/add-a-format.md", "docs/nsd.md", "docs/webdataset.md"}
 WITHOUT_CODE = {"docs/benchmarks.md", "docs/design.md", "docs/faults.md"}
-NEEDS = {"docs/how-to/lightning.md": "lightning", "docs/how-to/accelerate.md": "accelerate"}
+NEEDS = {f"docs/how-to/{engine}.md": engine for engine in ("lightning", "accelerate", "ray", "dask")}
 
 TASKS = {
     "own HDF5 with augmentation": ("docs/tutorials/own-hdf5.md", samples.scans),

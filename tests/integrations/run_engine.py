@@ -201,7 +201,7 @@ def lightning(folder, accumulate, *, kind):
             run.fit(module, train_dataloaders=torch_loader())
         else:
             path = checkpoint if kind == "resumed" else None
-            run.fit(module, datamodule=DataModule(train=dataset(), **OPTIONS), ckpt_path=path, weights_only=False)
+            run.fit(module, datamodule=DataModule(train=dataset(), **OPTIONS), ckpt_path=path)
     except Stopped:
         pass
     return module.model.seen, module.optimizer.count

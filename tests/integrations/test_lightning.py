@@ -78,9 +78,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_batch(tmp_path, stop_after
         trainer(tmp_path, callbacks=[RestoreLoaders()]).fit(first, datamodule=DataModule(train=dataset(), **OPTIONS))
     second = Model(asks_for_steps=asks_for_steps)
     module = DataModule(train=dataset(), **OPTIONS)
-    trainer(tmp_path, callbacks=[RestoreLoaders()]).fit(
-        second, datamodule=module, ckpt_path=tmp_path / "stopped.ckpt", weights_only=False
-    )
+    trainer(tmp_path, callbacks=[RestoreLoaders()]).fit(second, datamodule=module, ckpt_path=tmp_path / "stopped.ckpt")
     whole = [rows for epoch in plain().values() for rows in epoch]
     done = [rows for epoch in first.rows.values() for rows in epoch]
     rest = [rows for epoch in second.rows.values() for rows in epoch]
@@ -95,7 +93,7 @@ def flat(rows):
 def resume(folder, model, checkpoint, module=None, **options):
     module = module or DataModule(train=dataset(), **OPTIONS)
     run = trainer(folder, callbacks=[RestoreLoaders()], **options)
-    run.fit(model, datamodule=module, ckpt_path=folder / checkpoint, weights_only=False)
+    run.fit(model, datamodule=module, ckpt_path=folder / checkpoint)
     return run
 
 
@@ -198,7 +196,7 @@ def test_two_loaders_go_on_together(tmp_path, mode, stop_after):
     first, rest = Pairs(stop_after), Pairs()
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         fit(first)
-    fit(rest, ckpt_path=tmp_path / "stopped.ckpt", weights_only=False)
+    fit(rest, ckpt_path=tmp_path / "stopped.ckpt")
     assert flat(whole.rows) == flat(first.rows) + flat(rest.rows)
     per_epoch = 3 if mode == "min_size" else 10
     assert [len(batches) for batches in whole.rows.values()] == [per_epoch] * 5

@@ -18,7 +18,7 @@ from penstock.errors import StateMismatch
 from penstock.loader.loader import Loader, feed_of
 from penstock.loader.multi import MultiLoader
 
-with needs("lightning", "2.2", "lightning", "pytorch_lightning"):
+with needs("lightning", "2.5", "lightning", "pytorch_lightning"):
     try:
         from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
     except ImportError:

@@ -28,7 +28,7 @@ from penstock.dataset.lazy import row_edges
 from penstock.errors import ConfigError
 from penstock.loader.loader import Loader
 
-with needs("ray", "2.30", "ray"):
+with needs("ray", "2.50", "ray"):
     import ray.data
     import ray.train
     from ray.data.block import BlockAccessor, BlockMetadata
