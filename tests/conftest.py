@@ -27,6 +27,7 @@ SOAK_SEEDS = 10
 def pytest_addoption(parser):
     first = int(os.environ.get("PENSTOCK_SEED", "0"))
     parser.addoption("--seed", type=int, default=first, help="the seed of tests that make their own faults")
+    parser.addoption("--processes", type=int, default=0, help="read in so many processes wherever a test does not say")
     parser.addoption("--seeds", type=int, default=SOAK_SEEDS, help="for how many seeds tests of the soak run")
 
 
@@ -51,6 +52,37 @@ def cache_folder():
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PENSTOCK_CACHE"] = folder
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def reader_processes(request):
+    """With ``--processes``: loaders read in processes from the first batch on, if their budgets have room for them."""
+    count = request.config.getoption("processes")
+    if not count:
+        yield
+        return
+    from penstock.errors import ConfigError
+    from penstock.loader import request as requests
+    from penstock.loader.placement import place
+    from penstock.loader.processes import ReaderProcess
+
+    def placed(store, paths, threads, processes, limit_bytes):
+        if processes == "auto":
+            few = count if threads == "auto" else min(count, threads)
+            with contextlib.suppress(ConfigError):
+                return dataclasses.replace(place(store, paths, threads, few, limit_bytes), is_asked_for=False)
+        return place(store, paths, threads, processes, limit_bytes)
+
+    def wait_until_up(process):
+        if not process.look_now() and not process.failure and not process._is_closed:
+            process.restart()
+        return process.is_up
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReaderProcess, "look_now", ReaderProcess.look, raising=False)
+        patch.setattr(ReaderProcess, "look", wait_until_up)
+        patch.setattr(requests, "place", placed)
+        yield
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Missing,
         OutOfRange,
         PenstockError,
+        ReadersNotStarted,
         SchemaMismatch,
         SourceError,
         StateMismatch,
@@ -52,10 +53,10 @@ __version__ = "0.2.0"
 __all__ = [
     "BlockShuffled", "BudgetExceeded", "CacheIsFull", "Changed", "ConfigError", "ConvertFailed", "Corrupt", "DataError",
     "Dataset", "DecodeFailed", "FieldSpec", "FieldsLeftOut", "InOrder", "KeptBatches", "LimitExceeded", "Loader",
-    "Missing", "MultiLoader", "Order", "OutOfRange", "PenstockError", "Plan", "Resampled", "SchemaMismatch", "Shuffled",
-    "SourceError", "StateMismatch", "Stats", "Store", "TransformFailed", "Truncated", "Unavailable", "Unsafe",
-    "WorkerDied", "WrongArgument", "concat", "convert", "errors", "from_arrays", "inspect", "join", "open", "open_raw",
-    "plan", "verify", "write_manifest",
+    "Missing", "MultiLoader", "Order", "OutOfRange", "PenstockError", "Plan", "ReadersNotStarted", "Resampled",
+    "SchemaMismatch", "Shuffled", "SourceError", "StateMismatch", "Stats", "Store", "TransformFailed", "Truncated",
+    "Unavailable", "Unsafe", "WorkerDied", "WrongArgument", "concat", "convert", "errors", "from_arrays",
+    "inspect", "join", "open", "open_raw", "plan", "verify", "write_manifest",
 ]  # fmt: skip
 
 # Each name is fetched on first use: importing penstock takes milliseconds, and numpy is imported when it is needed.
@@ -65,8 +66,8 @@ _HOMES = {
     "errors": (
         "BudgetExceeded", "CacheIsFull", "Changed", "ConfigError", "ConvertFailed", "Corrupt", "DataError",
         "DecodeFailed", "FieldsLeftOut", "KeptBatches", "LimitExceeded", "Missing", "OutOfRange", "PenstockError",
-        "SchemaMismatch", "SourceError", "StateMismatch", "TransformFailed", "Truncated", "Unavailable", "Unsafe",
-        "WorkerDied", "WrongArgument",
+        "ReadersNotStarted", "SchemaMismatch", "SourceError", "StateMismatch", "TransformFailed", "Truncated",
+        "Unavailable", "Unsafe", "WorkerDied", "WrongArgument",
     ),
     "conversion.convert": ("convert",),
     "formats.open": ("open", "open_raw"),

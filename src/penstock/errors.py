@@ -122,3 +122,7 @@ class KeptBatches(UserWarning):
 
 class FieldsLeftOut(UserWarning):
     """Files hold fields that cannot be delivered; the warning lists them, with reasons."""
+
+
+class ReadersNotStarted(UserWarning):
+    """Reader processes could not be started, so threads of this process read."""

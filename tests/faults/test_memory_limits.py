@@ -13,7 +13,8 @@ from penstock.base import cgroups
 from penstock.base.sizes import KiB, MiB
 from penstock.base.spec import FieldSpec
 from penstock.errors import BudgetExceeded
-from penstock.loader.plan import Request, holders, least, make_plan
+from penstock.loader.plan import holders, least, make_plan
+from penstock.loader.plan_request import Request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 

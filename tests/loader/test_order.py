@@ -14,7 +14,8 @@ from penstock.errors import ConfigError
 from penstock.loader.deal import Deal
 from penstock.loader.order import BlockShuffled, InOrder, Order, Resampled, Shuffled
 from penstock.loader.permutation import SMALL_SET, permutation
-from penstock.loader.plan import Request, make_plan
+from penstock.loader.plan import make_plan
+from penstock.loader.plan_request import Request
 
 BILLION = 10**9
 

@@ -83,7 +83,7 @@ def test_one_dataset_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     unheard: list[Any] = []
     monkeypatch.setattr("sys.unraisablehook", unheard.append)
     loader = several(threads=2)
-    make, calls = slots._Block.__init__, []
+    make, calls = slots.SlotBlock.__init__, []
 
     def failing(arena: Any, *rest: Any) -> None:
         calls.append(arena)
@@ -91,7 +91,7 @@ def test_one_dataset_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
             raise MemoryError
         make(arena, *rest)
 
-    monkeypatch.setattr(slots._Block, "__init__", failing)
+    monkeypatch.setattr(slots.SlotBlock, "__init__", failing)
     with pytest.raises(MemoryError):
         next(iter(loader))
     assert sum(len(batch["x"]) for _, batch in loader) == 80

@@ -67,6 +67,7 @@ def test_slow_storage(plain: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_slow_codec(gzipped: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.loader.feed.cores", lambda: 2)  # a codec that sleeps looks like one that waits
     slow(monkeypatch, Decoding, "_decode")
     stats = epoch(gzipped)
     assert "decoding and converting (shuffle, deflate): more cores, a quicker codec" in stats.bottleneck
@@ -81,6 +82,18 @@ def test_slow_function(plain: ps.Dataset) -> None:
     stats = epoch(plain.map(slowly))
     assert "in your own function" in stats.bottleneck
     assert stats.function_seconds >= len(range(0, ROWS, 2)) * SLOW_S
+
+
+def test_threads_that_wait_for_the_lock_are_told_from_those_that_decode(plain: ps.Dataset) -> None:
+    measured = replace(
+        epoch(plain), seconds=10.0, waited_for_data=8.0, waited_for_first=0.1, threads=8, threads_wanted=8, cores=16,
+        readers_busy=78.0, file_seconds=4.0, function_seconds=0.0, bytes_read=16 * 10**9, processes=0,
+    )  # fmt: skip
+    assert "waiting for the interpreter's lock" in replace(measured, computing_seconds=20.0).bottleneck
+    assert "processes=2 or more would help" in replace(measured, computing_seconds=20.0).bottleneck
+    assert "decoding and converting" in replace(measured, computing_seconds=70.0).bottleneck
+    waits = replace(measured, computing_seconds=5.0, file_seconds=70.0, bytes_read=10**9)
+    assert "waiting for files" in waits.bottleneck
 
 
 def test_slow_decoder(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from penstock.base.spec import FieldSpec
 from penstock.loader import feed as feed_module
 from penstock.loader import plan, tuning
 from penstock.loader.loader import feed_of
-from penstock.loader.plan import READ_ROW_BYTES, THREAD_BYTES, Request, make_plan
+from penstock.loader.plan import READ_ROW_BYTES, THREAD_BYTES, make_plan
+from penstock.loader.plan_request import Request
 from penstock.loader.tuning import Counts, Period, Tuner, next_threads
 
 
@@ -96,7 +97,7 @@ class Slow:
 def test_slow_files_get_more_threads_in_the_same_order_and_budget(
     monkeypatch: pytest.MonkeyPatch, threads: Any
 ) -> None:
-    monkeypatch.setattr("penstock.loader.request.cores", lambda: 2)
+    monkeypatch.setattr("penstock.loader.placement.cores", lambda: 2)
     monkeypatch.setattr(tuning, "PERIOD_S", 0.02)
     monkeypatch.setattr(plan, "JOIN_BELOW_BYTES", 0)  # or else a few reads would be all
     slow = Slow()
@@ -114,7 +115,7 @@ def test_slow_files_get_more_threads_in_the_same_order_and_budget(
 
 
 def test_a_system_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.loader.request.cores", lambda: 1)
+    monkeypatch.setattr("penstock.loader.placement.cores", lambda: 1)
     monkeypatch.setattr(tuning, "PERIOD_S", 0.02)
     monkeypatch.setattr(plan, "JOIN_BELOW_BYTES", 0)
     refused, start = [], threading.Thread.start
@@ -134,13 +135,13 @@ def test_a_system_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_next_epoch_begins_with_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.loader.request.cores", lambda: 1)
+    monkeypatch.setattr("penstock.loader.placement.cores", lambda: 1)
     monkeypatch.setattr(tuning, "PERIOD_S", 0.02)
     ds = ps.from_arrays(x=np.arange(400)).map(Slow())
     with ps.Loader(ds, batch_size=400, memory="64MiB", output="numpy") as loader:
         started: list[int] = []
         original = feed_module.Team
-        monkeypatch.setattr(feed_module, "Team", lambda threads: started.append(threads) or original(threads))
+        monkeypatch.setattr(feed_module, "Team", lambda threads, *rest: started.append(threads) or original(threads))
         feed_of(loader)._tuner.threads = 3
         for _ in range(2):
             assert sum(len(batch["x"]) for batch in loader) == 400
@@ -152,7 +153,7 @@ def test_one_thread_gathers_rows_from_many_mapped_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, row_bytes: int, alone: bool
 ) -> None:
     """Two would meet at the interpreter's lock. Asked for, there are two."""
-    monkeypatch.setattr("penstock.loader.request.cores", lambda: 4)
+    monkeypatch.setattr("penstock.loader.placement.cores", lambda: 4)
     for number in range(files):
         np.save(tmp_path / f"{number:02d}.npy", np.full((5, row_bytes), number, np.uint8))
     ds = ps.open(tmp_path / "*.npy")

@@ -12,7 +12,8 @@ import penstock as ps
 from penstock.base.spec import FieldSpec
 from penstock.loader.interleave import Interleaved
 from penstock.loader.order import BlockShuffled, InBlocks, InOrder, Shuffled, repeated
-from penstock.loader.plan import Request, make_joint_plan, make_plan
+from penstock.loader.plan import make_joint_plan, make_plan
+from penstock.loader.plan_request import Request
 from penstock.loader.slots import slot_bytes
 
 patient = settings(deadline=None)  # a busy machine is no failure

@@ -53,14 +53,20 @@ def is_watched() -> bool:
 
 def note(path: str, begins: Any, count: int) -> None:
     """Report reads of ``count`` bytes each to the watcher, if there is one."""
-    watcher = _watcher
+    watcher = _watcher or _mine.watcher
     if watcher is not None:
         watcher(path, begins, count)
+
+
+def note_to(watcher: Watcher | None) -> None:
+    """Report the reads of this thread to a watcher of its own; None ends that."""
+    _mine.watcher = watcher
 
 
 class _Mine(threading.local):
     def __init__(self) -> None:
         self.tally = Counters()
+        self.watcher: Watcher | None = None
 
 
 _mine = _Mine()

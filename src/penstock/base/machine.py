@@ -30,6 +30,16 @@ def held_bytes(pid: int | str = "self") -> int:
     return _sum_of(f"/proc/{pid}/status", b"RssAnon:", b"RssShmem:")
 
 
+def anonymous_bytes(pid: int | str = "self") -> int:
+    """RssAnon: the same without shared memory."""
+    return _sum_of(f"/proc/{pid}/status", b"RssAnon:")
+
+
+def shared_resident_bytes() -> int:
+    """RssShmem: shared memory that this process has touched."""
+    return _sum_of("/proc/self/status", b"RssShmem:")
+
+
 def share_bytes(pid: int | str = "self") -> int:
     """The same, a page that n processes share counting 1/n: a forked worker shares whatever it never changed."""
     return _sum_of(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")

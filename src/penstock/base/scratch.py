@@ -10,6 +10,7 @@ to be 0: that is how a store's declared ``scratch_bytes`` is held to what it rea
 """
 
 import mmap
+import os
 import threading
 
 import numpy as np
@@ -34,6 +35,23 @@ def buffer(bytes_: int) -> np.ndarray:
     return np.frombuffer(block, np.uint8, bytes_)
 
 
+def shared_buffer(bytes_: int) -> tuple[np.ndarray, int]:
+    """The same for several processes: memory without a name, and the descriptor by which others can map it."""
+    descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, max(1, bytes_))
+        return map_shared(descriptor, bytes_), descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def map_shared(descriptor: int, bytes_: int, *, is_private: bool = False) -> np.ndarray:
+    """Memory that another process made; with ``is_private``, whatever is written here stays here."""
+    flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
+    return np.frombuffer(mmap.mmap(descriptor, max(1, bytes_), flags=flags), np.uint8, bytes_)
+
+
 class _Scratch(threading.local):
     def __init__(self) -> None:
         self.block = np.empty(0, np.uint8)
@@ -49,6 +67,11 @@ def prepare(bytes_: int) -> None:
     """Give this thread a scratch block of this size, and forget what was measured before."""
     _scratch.__init__()  # type: ignore[misc]
     _scratch.block = buffer(bytes_)
+
+
+def prepared_bytes() -> int:
+    """The size of this thread's scratch block."""
+    return len(_scratch.block)
 
 
 def release() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.combine import Concat, Joined, Part
-from penstock.dataset.dataset import Dataset, row_numbers
+from penstock.dataset.dataset import Dataset
 from penstock.dataset.memory import MemoryStore
+from penstock.dataset.row_numbers import row_numbers
 from penstock.errors import ConfigError, DataError, PenstockError, SourceError, WrongArgument
 
 

@@ -20,13 +20,14 @@ from penstock.dataset.combine import Subset
 from penstock.dataset.gather import Gathered
 from penstock.dataset.keys import Keys
 from penstock.dataset.lazy import CHUNK_BYTES, to_dask
-from penstock.dataset.map import Mapped, Transform
+from penstock.dataset.map import EachTransform, Mapped, MappedEach, Transform
 from penstock.dataset.normalize import Normalized
 from penstock.dataset.rewrite import cast_fields, choose_fields, normalize_field, permute_fields, select_part
+from penstock.dataset.row_numbers import row_numbers, whole_rows
 from penstock.dataset.second_pass import Padded, Permuted
 from penstock.dataset.store import Store, StoreBase, as_base
 from penstock.dataset.thumbnails import thumbnails
-from penstock.errors import ConfigError, DataError, LimitExceeded, OutOfRange, SourceError
+from penstock.errors import ConfigError, DataError, LimitExceeded, SourceError
 from penstock.read.convert import convert
 from penstock.read.part import within
 
@@ -243,6 +244,17 @@ class Dataset:
             raise ConfigError(f"map({checks.shown(function)}): expected a function")
         return Dataset(Mapped(self._delivered, function), None, self.left_out, None, self.fields_left_out)
 
+    def map_each(self, function: EachTransform) -> "Dataset":
+        """Pass every sample through ``function(sample, rng)``: a dict of one row's values in, another out.
+
+        ``rng`` is a ``numpy.random.Generator`` that follows from the loader's seed, the epoch and the row alone. So an
+        augmentation differs from epoch to epoch, and is the same for any number of threads, processes and ranks, and
+        after a resume. Values may come back as arrays, numbers or torch tensors. ``ds[7]`` shows epoch 0 of seed 0.
+        """
+        if not callable(function):
+            raise ConfigError(f"map_each({checks.shown(function)}): expected a function")
+        return Dataset(MappedEach(self._delivered, function), None, self.left_out, None, self.fields_left_out)
+
     def normalize(
         self, field: str, mean: Any, spread: Any, group_of_row: Any = None, dtype: Any = "float32"
     ) -> "Dataset":
@@ -272,7 +284,7 @@ class Dataset:
         ``mean=True`` are averaged. -1 stands for no row: its place gets the mean of the others, or zeros.
         """
         checks.one_of("gather: absent", absent, ("mean", "zeros"))
-        gathered = Gathered(self._delivered, _whole_rows(rows), mean=checks.flag("gather: mean", mean), absent=absent)
+        gathered = Gathered(self._delivered, whole_rows(rows), mean=checks.flag("gather: mean", mean), absent=absent)
         return Dataset(gathered, None, self.left_out, None, self.fields_left_out)
 
     def to_dask(self, chunk: int | str = CHUNK_BYTES) -> dict[str, Any]:
@@ -347,33 +359,6 @@ class Dataset:
         if spec.is_list:
             raise ConfigError(f"{verb}({field!r}, …): the field holds {spec.holds}, a list in each batch, not numbers")
         return spec
-
-
-def row_numbers(index: Any, length: int) -> np.ndarray:
-    """Row numbers from 0, for rows given in any way; negative numbers count from the end."""
-    if isinstance(index, slice):
-        return np.arange(*index.indices(length), dtype=np.int64)
-    rows = np.asarray(index)
-    if rows.dtype == bool and rows.shape == (length,):
-        return np.flatnonzero(rows)
-    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
-        raise ConfigError(
-            f"rows must be whole numbers, a slice, or {length:,} booleans; got {rows.dtype} of shape {rows.shape}"
-        )
-    outside = rows >= length if rows.dtype.kind == "u" else (rows < -length) | (rows >= length)
-    if outside.any():
-        bad = rows[outside][0]
-        raise OutOfRange(f"row {bad} is out of range: the dataset has {length:,} rows, 0 to {length - 1:,}")
-    rows = rows.astype(np.int64)
-    return np.where(rows < 0, rows + length, rows)
-
-
-def _whole_rows(rows: Any) -> np.ndarray:
-    """Row numbers, which must be whole already: converting would round them."""
-    found = np.asarray(rows)
-    if found.size and found.dtype.kind not in "iu":
-        raise ConfigError(f"gather: rows are {found.dtype}: expected whole numbers, (samples, rows of each)")
-    return found
 
 
 def _as(value: float, dtype: np.dtype) -> np.ndarray | None:

@@ -1,15 +1,16 @@
 """A caller's function over whole reads. A trial run shows what it returns and how much memory and time it needs."""
 
+import operator
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from penstock.base import torch_threads, user_functions
+from penstock.base import sample_rng, torch_threads, user_functions
 from penstock.base.scratch import aligned, borrow
 from penstock.base.sizes import KiB
 from penstock.base.spec import Fields, FieldSpec, InFull, row_bytes
@@ -17,6 +18,7 @@ from penstock.dataset.store import Out, StoreBase, Wrapper, describe_rows, diges
 from penstock.errors import PenstockError, SchemaMismatch, TransformFailed
 
 Transform = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+EachTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
 
 
 class Mapped(Wrapper):
@@ -28,11 +30,13 @@ class Mapped(Wrapper):
 
     accepts_strided = True
 
+    VERB = "map"
+    """How the caller gave the function."""
     TRIAL_ROWS = 2  # with one row, a function that loses the row axis would pass unnoticed
     LARGE_ROW_BYTES = 1024 * KiB  # two larger rows would take more memory than the loader will
     ALLOCATOR_SLACK = 1.5  # the allocator may keep part of what a function frees; measured at 1.3
 
-    def __init__(self, store: StoreBase, function: Transform) -> None:
+    def __init__(self, store: StoreBase, function: Callable[..., Any]) -> None:
         super().__init__(store)
         self.function = function
         rows = self.TRIAL_ROWS if row_bytes(store.fields) < self.LARGE_ROW_BYTES else 1
@@ -52,7 +56,7 @@ class Mapped(Wrapper):
     @property
     def fingerprint(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-        return digest("map", self.store.fingerprint, name, InFull(self._fields))
+        return digest(self.VERB, self.store.fingerprint, name, InFull(self._fields))
 
     def scratch_bytes(self, rows: int) -> int:
         inputs = sum(aligned(rows * spec.row_bytes) for spec in self.store.fields.values())
@@ -110,19 +114,22 @@ class Mapped(Wrapper):
 
     def _call(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
         try:
-            made = user_functions.call(self.function, inputs)
+            made = self._made_by_function(inputs, rows)
             if isinstance(made, Mapping):
                 return {name: np.asarray(values) for name, values in made.items()}
         except PenstockError:
             raise
         except (Exception, SystemExit) as error:  # the latter would end a torch worker silently
             raise TransformFailed(
-                f"map: {self._name()} raised {type(error).__name__}: {error}; it was given rows {describe_rows(rows)} "
+                f"{self._name()} raised {type(error).__name__}: {error}; it was given rows {describe_rows(rows)} "
                 f"({self.store.origin(int(rows[0]))}), fields {', '.join(inputs)}"
             ) from error
         raise TransformFailed(
-            f"map: {self._name()} must return a dict of arrays, one row per sample, but returned {type(made).__name__}"
+            f"{self._name()} must return a dict of arrays, one row per sample, but returned {type(made).__name__}"
         )
+
+    def _made_by_function(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> Any:
+        return user_functions.call(self.function, inputs)
 
     def _checked(self, name: str, made: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
         expected = (len(rows), *self._fields[name].shape), self._fields[name].dtype
@@ -130,7 +137,7 @@ class Mapped(Wrapper):
         found = None if values is None else (values.shape, values.dtype.newbyteorder("="))
         if values is None or found != expected:
             raise SchemaMismatch(
-                f"map: {self._name()} returned {name!r} as {_describe_shape(found)} for rows {describe_rows(rows)} "
+                f"{self._name()} returned {name!r} as {_describe_shape(found)} for rows {describe_rows(rows)} "
                 f"({self.store.origin(int(rows[0]))}); its trial run promised {_describe_shape(expected)}. "
                 f"Make its output shape and dtype the same for every row"
             )
@@ -145,7 +152,7 @@ class Mapped(Wrapper):
         for name, values in made.items():
             if values.ndim == 0 or len(values) != rows:
                 raise TransformFailed(
-                    f"map: {self._name()} was given {rows} rows and returned {name!r} of shape {values.shape}: "
+                    f"{self._name()} was given {rows} rows and returned {name!r} of shape {values.shape}: "
                     f"the first axis must be the rows"
                 )
         passed_on = {id(inputs[name]): spec for name, spec in self.store.fields.items() if spec.is_list}
@@ -153,7 +160,7 @@ class Mapped(Wrapper):
         for name, values in made.items():
             if values.dtype.hasobject and id(values) not in passed_on:
                 raise TransformFailed(
-                    f"map: {self._name()} returned {name!r} as Python objects; return numbers, or what it was given"
+                    f"{self._name()} returned {name!r} as Python objects; return numbers, or what it was given"
                 )
             fields[name] = passed_on.get(id(values)) or FieldSpec(values.dtype, values.shape[1:])
         del made, inputs
@@ -208,7 +215,39 @@ class Mapped(Wrapper):
         return {name: values[np.arange(rows) % len(values)] for name, values in first.items()}
 
     def _name(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function))
+        return f"{self.VERB}: {getattr(self.function, '__name__', repr(self.function))}"
+
+
+class MappedEach(Mapped):
+    """A caller's function over single samples, each with random numbers of its own."""
+
+    VERB = "map_each"
+
+    def _made_by_function(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> Any:
+        made: list[Mapping[str, Any]] = []
+        for number, row in enumerate(rows.tolist()):
+            sample = {name: values[number] for name, values in inputs.items()}
+            one = user_functions.call(lambda given: self.function(*given), (sample, sample_rng.generator(row)))
+            if not isinstance(one, Mapping):
+                return one
+            if made and one.keys() != made[0].keys():
+                raise TransformFailed(
+                    f"{self._name()} returned {', '.join(map(repr, one))} for row {row}, and "
+                    f"{', '.join(map(repr, made[0]))} for another: return the same names for every sample"
+                )
+            made.append(one)
+        return {name: _stacked([one[name] for one in made], inputs.get(name)) for name in (made[0] if made else ())}
+
+
+def _stacked(values: Sequence[Any], given: np.ndarray | None) -> np.ndarray:
+    """Values of single rows as one array; Python objects that were passed on as they came."""
+    if given is not None and given.dtype.hasobject and all(map(operator.is_, values, given)):
+        return given
+    arrays = [np.asarray(value) for value in values]
+    if any(array.shape != arrays[0].shape for array in arrays):
+        shapes = " and ".join(sorted({str(array.shape) for array in arrays}))
+        raise ValueError(f"samples differ in shape: {shapes}. Crop or pad them to one shape")
+    return np.stack(arrays)
 
 
 def _rounded_up(bytes_: int) -> int:

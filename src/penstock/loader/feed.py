@@ -16,7 +16,7 @@ from typing import Any
 from penstock.base.checks import flag, whole
 from penstock.base.counters import Counters
 from penstock.base.fork import ReentrantLock
-from penstock.base.machine import held_bytes
+from penstock.base.machine import cores, held_bytes, shared_resident_bytes
 from penstock.base.progress import Bar
 from penstock.base.sizes import format_size
 from penstock.dataset.dataset import Dataset
@@ -27,8 +27,11 @@ from penstock.loader.interleave import Interleaved
 from penstock.loader.order import Order
 from penstock.loader.outputs import make_output
 from penstock.loader.plan import JointPlan, Plan, make_joint_plan, make_plan, record_bytes
+from penstock.loader.plan_request import Request
 from penstock.loader.plan_text import ALONE, prefix
+from penstock.loader.processes import ReaderProcesses
 from penstock.loader.readers import ReadCounts
+from penstock.loader.shipment import Shipment
 from penstock.loader.slots import Slots
 from penstock.loader.source import Options, Source
 from penstock.loader.state import Position
@@ -60,6 +63,14 @@ def make_sources(
                 raise
             raise type(error)(f"datasets[{name!r}]: {error}") from None
     return found, held_before
+
+
+def _fits(requests: Mapping[str, Request]) -> bool:
+    """Whether the budget has room for reader processes besides all threads."""
+    try:
+        return make_joint_plan(requests).threads == next(iter(requests.values())).threads
+    except BudgetExceeded:
+        return False
 
 
 class Feed:
@@ -94,26 +105,43 @@ class Feed:
         self._turn = ReentrantLock()
         self._steps: weakref.ref[Steps] = lambda: None  # type: ignore[assignment]
         self._team: Team | None = None
+        self._processes: ReaderProcesses | None = None
         self._process = os.getpid()
         self._warned_of_kept = False
         self._account = _Account(0, self.plan, Meter(held_before, self.plan.threads), sources, {})
 
     def _make_plan(self) -> Plan | JointPlan:
-        requests = {name: source.request for name, source in self.sources.items()}
+        requests = self._requests()
+        placement = next(iter(requests.values())).placement
+        if placement.processes and not placement.is_asked_for and not _fits(requests):
+            why = "threads read here: the budget leaves no room for processes"
+            requests = {name: request.inside(why) for name, request in requests.items()}
         if ALONE in requests:
             plan = self.sources[ALONE].plan = make_plan(requests[ALONE])
             return plan
-        first = next(iter(requests.values()))
-        same: dict[str, Any] = {
-            "threads": max(request.threads for request in requests.values()),
-            "most_threads": max(request.most_threads for request in requests.values()),
-            "limit_bytes": first.limit_bytes,
-            "limit_note": first.limit_note,
-        }
-        joint = make_joint_plan({name: replace(request, **same) for name, request in requests.items()})
+        joint = make_joint_plan(requests)
         for name, source in self.sources.items():
             source.plan = joint.plans[name]
         return joint
+
+    def _requests(self) -> dict[str, Request]:
+        """What each dataset asks for; budget, threads and processes are the same for all."""
+        requests = {name: source.request for name, source in self.sources.items()}
+        first = next(iter(requests.values()))
+        threads = max(request.threads for request in requests.values())
+        most_threads = max(request.most_threads for request in requests.values())
+        placements = [request.placement for request in requests.values()]
+        fewest = min(placements, key=lambda placement: placement.processes)
+        most = max(placement.processes for placement in placements)
+        processes = most if fewest.processes else 0  # all datasets are sent to processes, or none is
+        return {
+            name: replace(
+                request, threads=threads, most_threads=most_threads, limit_bytes=first.limit_bytes,
+                limit_note=first.limit_note,
+                placement=replace(request.placement, processes=processes, why=fewest.why),
+            )
+            for name, request in requests.items()
+        }  # fmt: skip
 
     # Epochs.
 
@@ -129,7 +157,7 @@ class Feed:
         self._refuse_second_batch()
         at = self._next_position()
         position = Position(at.epoch, at.samples, begun=True)
-        self._team = team = Team(self._tuner.threads)
+        self._team = team = self.make_team()
         steps = self.begin(position, team)
         self._steps = weakref.ref(steps)
         team.start()
@@ -139,18 +167,30 @@ class Feed:
     def _next_position(self) -> Position:
         return self.position.next_epoch() if self.position.begun else self.position
 
+    def make_team(self) -> Team:
+        """Threads for the next epoch, with the reader processes if the plan has some."""
+        return Team(self._tuner.threads, self._ready_processes())
+
+    def wait_for_processes(self, seconds: float) -> None:
+        """Wait until the reader processes are up, so that what is measured is what they do."""
+        if self._processes is not None:
+            self._processes.wait(seconds)
+
     def begin(self, position: Position, team: Team) -> Steps:
         """Prepare an epoch from a position on, for a team that is started afterwards."""
         self._forget_parent()
         self._tuner.begin()
-        meter = Meter(self._held_before, self._tuner.threads)
-        streams = {}
+        meter = Meter(self._held_before, self._tuner.threads, self._held_elsewhere)
+        streams: dict[str, Stream] = {}
         for name, source in self.sources.items():
             wanted_at = self._wanted_at(name, position)
-            readers = source.begin(position.epoch, position.samples[name], team, wanted_at)
+            readers = source.begin(
+                position.epoch, position.samples[name], team, wanted_at, len(streams), is_shared=self.plan.processes > 0
+            )
             streams[name] = Stream(name, source, readers, meter, self._warn_of_kept)
         read = {name: (stream.readers.counts, stream.readers.slots) for name, stream in streams.items()}
-        self._account = account = _Account(position.epoch, self.plan, meter, self.sources, read)
+        restarts = partial(_restarts_since, self._processes, self._processes.restarts) if self._processes else int
+        self._account = account = _Account(position.epoch, self.plan, meter, self.sources, read, restarts=restarts)
         steps = self._make_steps(streams, position, Watchers(meter, self._tuner, team))
         if self._shows and position.begun:
             unit = "batches" if ALONE in streams else "steps"
@@ -158,6 +198,28 @@ class Feed:
                 Bar(f"epoch {position.epoch}", steps.left, unit, lambda: account.stats().in_short), account.stats
             )
         return steps
+
+    def _ready_processes(self) -> ReaderProcesses | None:
+        """The reader processes, made when they are first needed."""
+        if self._team is not None and not self._team.has_ended:  # a read that does not return has a lane
+            self._end_processes()
+        if self._processes is None and self.plan.processes:
+            shipment = Shipment([source.store for source in self.sources.values()])
+            skip = next(iter(self.sources.values())).faults.skip
+            self._processes = ReaderProcesses(self.plan.processes, shipment, skip=skip)
+        return self._processes
+
+    def _held_elsewhere(self) -> int:
+        """What reader processes hold, and slots that this process has not touched yet."""
+        if self._processes is None:
+            return 0
+        filled = sum(source.slots.shared_bytes for source in self.sources.values() if source.slots is not None)
+        return self._processes.held_bytes + max(0, filled - shared_resident_bytes())
+
+    def _end_processes(self) -> None:
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
 
     def _wanted_at(self, name: str, position: Position) -> Callable[[int], float]:
         if self._times is None:
@@ -173,7 +235,7 @@ class Feed:
     def _forget_parent(self) -> None:
         """In a forked child: the parent's threads do not exist here."""
         if self._process != os.getpid():
-            self._process, self._team = os.getpid(), None
+            self._process, self._team, self._processes = os.getpid(), None, None
             self._steps = lambda: None  # type: ignore[assignment]
             for source in self.sources.values():
                 source.forget_parent()
@@ -181,6 +243,7 @@ class Feed:
     def close(self) -> None:
         """End the iteration under way, its threads and files, and free the memory that is not lent."""
         self._end_steps("the loader was closed")
+        self._end_processes()
         for source in self.sources.values():
             source.close()
 
@@ -263,6 +326,10 @@ class Feed:
         )
 
 
+def _restarts_since(processes: ReaderProcesses, before: int) -> int:
+    return processes.restarts - before
+
+
 def _time_of_step(times: Interleaved, epoch: int, start: int, step: int) -> float:
     return times.time(epoch, start + step * times.step_samples)
 
@@ -284,6 +351,8 @@ class _Account:
     meter: Meter
     sources: Mapping[str, Source]
     read: Mapping[str, tuple[ReadCounts, Slots]]
+    restarts: Callable[[], int] = lambda: 0
+    """How often reader processes died and were started again."""
 
     def stats(self) -> Stats:
         meter, tally = self.meter, Counters()
@@ -298,6 +367,10 @@ class _Account:
             seconds=meter.latest - meter.began,
             readers_busy=sum(each.reading for each in counts),
             readers_waited=max((each.waiting_for_slots for each in counts), default=0.0),
+            processes=self.plan.processes,
+            restarts=self.restarts(),
+            computing_seconds=sum(each.computing for each in counts),
+            cores=cores(),
             threads_wanted=max(source.request.threads for source in sources),
             short_of_slots=self.plan.short_of_slots,
             planned_bytes=self.plan.planned_bytes,

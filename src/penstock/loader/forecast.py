@@ -21,7 +21,8 @@ from penstock.formats.inspect import inspect
 from penstock.formats.open import open, open_quietly
 from penstock.loader.deal import Deal
 from penstock.loader.loader import Loader, feed_of
-from penstock.loader.plan import Plan, Request, make_plan
+from penstock.loader.plan import Plan, make_plan
+from penstock.loader.plan_request import Request
 from penstock.loader.plan_text import ALONE, HolderRow, as_html, text_lines
 from penstock.loader.request import memory_limit
 from penstock.loader.rivals import Habits, Job, Rival, rivals

@@ -28,16 +28,16 @@ Self = TypeVar("Self", bound="BaseLoader")
 # Arguments of torch's DataLoader, and what takes their place.
 OF_TORCH = {
     "dataset": "give it first: Loader(ds, …)",
-    "num_workers": 'threads of this process read: threads=8 sets how many, and "auto" finds out',
+    "num_workers": "threads=8 sets how many threads read, processes=4 in how many processes; leave both out as a rule",
     "collate_fn": "batches are read as arrays, many rows at once: ds.map(function) changes what they hold",
     "sampler": "shuffle= takes True, False or an order such as penstock.Resampled, and ds.select(rows) chooses rows",
     "batch_sampler": "batch_size= sets the samples per batch, and shuffle= their order",
     "pin_memory": 'device="cuda" pins memory by itself, and copies each batch ahead of time',
     "pin_memory_device": 'device="cuda" pins memory by itself, and copies each batch ahead of time',
     "prefetch_factor": 'how far ahead it reads follows from the budget: memory="2GiB"',
-    "persistent_workers": "there are no worker processes, so leave it out",
-    "worker_init_fn": "there are no worker processes, so leave it out; seed= decides the order",
-    "multiprocessing_context": "there are no worker processes, so leave it out",
+    "persistent_workers": "leave it out: reader processes live as long as the loader",
+    "worker_init_fn": "leave it out: seed= decides the order, and ds.map_each(function) gives each sample its own rng",
+    "multiprocessing_context": "leave it out: reader processes are always started anew; processes= sets how many",
     "generator": "seed=0 decides the order, together with the epoch",
     "timeout": "leave it out: reads that fail raise; penstock.open(…, remote=RemoteOptions(…)) has limits for servers",
     "in_order": "leave it out: batches always come in the order of the epoch",
@@ -109,8 +109,11 @@ class Loader(BaseLoader):
                  blocks mixed in windows, so that each chunk is read once), or an ``Order`` of your own
     seed:        decides the shuffled order, together with the epoch
     memory:      the most the loader may hold, as ``"2GiB"`` or bytes; None takes a quarter of what is free
-    threads:     the most reader threads; "auto" starts with one per core (16 for remote files) and adds more if
-                 reading is I/O-bound
+    threads:     the most reader threads, in all processes together; "auto" starts with one per core (16 for remote
+                 files) and adds more if reading is I/O-bound
+    processes:   in how many processes the threads read; 0 reads in this process. "auto" chooses by cores, budget and
+                 work, leaves the training step a core, and says why in the plan. Your own functions then run on all
+                 cores. No ``if __name__ == "__main__"`` is needed
     columns:     fields of a batch, in this order, as a tuple; None gives dicts of all. ``"__index__"``, ``"__url__"``
                  and ``"__key__"`` name each sample: its row, file, and place in the file
     window:      where rows come in blocks: how much is mixed together, in rows or as a size ("512MiB" as stored)
@@ -144,6 +147,7 @@ class Loader(BaseLoader):
         seed: int = 0,
         memory: int | str | None = None,
         threads: int | Literal["auto"] = "auto",
+        processes: int | Literal["auto"] = "auto",
         columns: Sequence[str] | None = None,
         window: int | str | None = None,
         on_error: OnError = "raise",
@@ -159,7 +163,8 @@ class Loader(BaseLoader):
         progress: bool = False,
     ) -> None:
         options = Options(
-            memory=memory, threads=threads, columns=columns, on_error=on_error, max_errors=max_errors, nan=nan,
+            memory=memory, threads=threads, processes=processes, seed=seed, columns=columns, on_error=on_error,
+            max_errors=max_errors, nan=nan,
             drop_last=drop_last, tail=tail, rank=rank, world_size=world_size, mesh=mesh, device=device, output=output,
         )  # fmt: skip
         orders = {ALONE: order_of(ds, shuffle, seed, window)}

@@ -56,6 +56,7 @@ class MultiLoader(BaseLoader):
     seed:        decides all orders, together with the epoch; no two datasets are shuffled alike
     memory:      the most that may be held for all datasets together
     threads:     the most reader threads for all datasets together
+    processes:   in how many processes they read, as in ``Loader``
     max_errors:  with ``on_error="skip"``: raise after so many per epoch and dataset
 
     All other arguments are as in ``Loader``.
@@ -73,6 +74,7 @@ class MultiLoader(BaseLoader):
         seed: int = 0,
         memory: int | str | None = None,
         threads: int | Literal["auto"] = "auto",
+        processes: int | Literal["auto"] = "auto",
         columns: Sequence[str] | None = None,
         window: int | str | None = None,
         on_error: OnError = "raise",
@@ -91,7 +93,8 @@ class MultiLoader(BaseLoader):
         self.mode: Mode = checks.one_of("mode", mode, get_args(Mode))
         shuffle, seed = checks.flag("shuffle", shuffle), check_seed(seed)
         options = Options(
-            memory=memory, threads=threads, columns=columns, on_error=on_error, max_errors=max_errors, nan=nan,
+            memory=memory, threads=threads, processes=processes, seed=seed, columns=columns, on_error=on_error,
+            max_errors=max_errors, nan=nan,
             drop_last=drop_last, tail=tail, rank=rank, world_size=world_size, mesh=mesh, device=device, output=output,
         )  # fmt: skip
         sizes = _batch_sizes(datasets, batch_size)

@@ -11,15 +11,15 @@ is a limit, not a goal. Several datasets that the same threads read share one bu
 Every reservation has a named holder. Nothing waits for memory while the loader runs, so nothing can deadlock on it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.base.sizes import KiB, MiB
-from penstock.base.spec import Fields, row_bytes
-from penstock.base.user_functions import NO_LIMIT
+from penstock.base.spec import row_bytes
 from penstock.errors import BudgetExceeded
 from penstock.loader import plan_text
+from penstock.loader.plan_request import Request
 from penstock.loader.slots import slot_bytes
 
 # A read should last long enough to hide its fixed cost, some 100 microseconds with the hand-over: small batches are
@@ -56,44 +56,6 @@ WINDOW_ROW_BYTES = 80
 MOST_BATCHES_PER_READ = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What to load from one dataset, and with what."""
-
-    fields: Fields
-    """The fields as they lie in a slot."""
-    batch_rows: int
-    steps: int
-    threads: int
-    """How many threads to start with."""
-    limit_bytes: int
-    scratch_bytes: Callable[[int], int]
-    """What one read of so many rows borrows."""
-    most_rows: int = NO_LIMIT
-    """The most rows of a read: as many as a function of the caller's handles in some tens of milliseconds."""
-    index_bytes: int = 0
-    shared_index: Mapping[int, int] = field(default_factory=dict)
-    """Further index bytes that may be shared with other datasets, by the id of what is shared."""
-    block_rows: int = 0
-    """Rows of the largest block that is read whole; 0 where each row can be read by itself."""
-    window_rows: int = 0
-    """Rows that are mixed together, and so must be in slots together."""
-    spare_slots: int = 0
-    """Slots that stay busy longer than usual (a device copy in flight)."""
-    limit_note: str = ""
-    shuffle_quality: float | None = None
-    """1.0 is a uniform shuffle; None without shuffling."""
-    amplification: float = 1.0
-    """Bytes that a reader of single rows would decode per byte delivered."""
-    advice: Sequence[str] = ()
-    remedy: str = ""
-    """What would let each row be read by itself, where it cannot be."""
-    most_threads: int = 0
-    """How many threads may be tried if files turn out to be slow; 0 tries none beyond ``threads``."""
-    far: bool = False
-    """Whether reads go over the network: they are then small enough to give every thread a share."""
-
-
 @dataclass(frozen=True, repr=False, kw_only=True)
 class _Reservations:
     """What plans of one and of several datasets have in common."""
@@ -107,6 +69,10 @@ class _Reservations:
     smallest_bytes: int
     """The smallest budget that would work."""
     limit_note: str = ""
+    processes: int = 0
+    """Processes that the threads are in; 0 where they are threads of this process."""
+    placement_note: str = ""
+    """Why so many processes, where nobody asked for a number."""
 
     @property
     def planned_bytes(self) -> int:
@@ -235,7 +201,7 @@ def make_joint_plan(requests: Mapping[str, Request]) -> JointPlan:
     working = _at_work(threads, len(spent))
     common: dict[str, Any] = {
         "limit_bytes": first.limit_bytes, "limit_note": first.limit_note, "smallest_bytes": smallest_bytes,
-        "threads": threads,
+        "threads": threads, "processes": first.placement.processes, "placement_note": first.placement.why,
     }  # fmt: skip
     plans = {
         name: Plan(
@@ -338,7 +304,18 @@ def holders(spent: Sequence[Spent], threads: int) -> dict[str, int]:
         ),
         plan_text.INDEX: sum(one.request.index_bytes for one in spent) + sum(shared.values()),
         plan_text.BASE: BASE_BYTES,
+        **_process_holder(spent),
     }
+
+
+def _process_holder(spent: Sequence[Spent]) -> dict[str, int]:
+    """What reader processes hold besides scratch: each has every dataset, and they share one copy of the tables."""
+    count = spent[0].request.placement.processes
+    if not count:
+        return {}
+    placements = [one.request.placement for one in spent]
+    each = max(one.process_bytes for one in placements)
+    return {plan_text.PROCESSES: count * each + sum(one.shared_bytes for one in placements)}
 
 
 def _thread_bytes(spent: Sequence[Spent]) -> int:

@@ -7,10 +7,12 @@ from penstock.base import html
 from penstock.base.sizes import format_size
 
 if TYPE_CHECKING:
-    from penstock.loader.plan import Plan, Request
+    from penstock.loader.plan import Plan
+    from penstock.loader.plan_request import Request
 
 # Holders of memory.
 BATCHES, READING, SCHEDULE, INDEX, BASE = "batches", "reading", "schedule", "index", "base"
+PROCESSES = "processes"
 SPARE = "spare"
 """Reserved for threads that may be started later."""
 
@@ -56,11 +58,12 @@ def describe(plan: Any) -> tuple[list[HolderRow], Sequence[str]]:
         **{batches_of(name): _describe_batches(one) for name, one in (several or {ALONE: plan}).items()},
         READING: f"{count(plan.threads, 'thread')} for all" if several else _describe_reading(plan),
         SCHEDULE: "row numbers, records of batches",
+        PROCESSES: f"{count(plan.processes, 'process')} that read, and one copy of the tables for all",
         SPARE: f"for up to {count(plan.spare_threads, 'more thread')} if files are slow",
     }
     rows = [(holder, bytes_, why.get(holder, "")) for holder, bytes_ in plan.holders.items()]
     totals = [("planned", plan.planned_bytes, ""), ("budget", plan.limit_bytes, plan.limit_note)]
-    return [*rows, *totals], plan.advice
+    return [*rows, *totals], [*([plan.placement_note] if plan.placement_note else []), *plan.advice]
 
 
 def _describe_reading(plan: "Plan") -> str:
@@ -119,4 +122,4 @@ def _describe_window(request: "Request") -> str:
 
 def count(number: int, noun: str) -> str:
     """``1 row``, ``2 rows``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"

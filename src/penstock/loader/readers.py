@@ -6,8 +6,8 @@ caller with their step; an error is raised where its batch would have come.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -16,17 +16,21 @@ from penstock.base import counters
 from penstock.base import stop as stopping
 from penstock.base.counters import Counters
 from penstock.base.sizes import MiB
-from penstock.dataset.store import Out, StoreBase
-from penstock.errors import DataError, SourceError, WorkerDied
+from penstock.dataset.store import StoreBase
+from penstock.errors import DataError, WorkerDied
 from penstock.loader.nonfinite import Nan, not_finite
 from penstock.loader.plan import SHARE_ABOVE_BYTES, Plan
+from penstock.loader.processes import Lane, ReaderDied
 from penstock.loader.schedule import Batch, BatchRows, DeferredFields, Epoch, Read, reads
+from penstock.loader.slot_writer import ReadCosts, SlotWriter
 from penstock.loader.slots import Slots
 from penstock.loader.team import Team
-from penstock.read.pieces import Share
+from penstock.loader.wire import Answer, SharedBlock, Task
 
-BAD_INPUT = (DataError, SourceError)
-"""Faults of a sample, as opposed to faults of the program."""
+_DIED_WAY_OUT = (
+    "A decoder or a function of yours crashes there, or there is too little memory: "
+    'on_error="skip" leaves such samples out, and processes=0 reads in this process, where a debugger sees it'
+)
 
 # Fields that need not come with their blocks are read separately where a batch has this much of them.
 DEFER_FROM_BYTES = 1 * MiB
@@ -74,9 +78,13 @@ class Readers:
         *,
         wanted_at: Callable[[int], float] = float,
         faults: Faults = Faults(),
+        number: int = 0,
     ) -> None:
         self.store, self.epoch, self.plan, self.slots = store, epoch, plan, slots
         self._team, self._wanted_at, self.faults = team, wanted_at, faults
+        self.number = number
+        """Which of the loader's datasets this is."""
+        self.writer = SlotWriter(store, slots.memory, skip=faults.skip)
         self._floats = [name for name, spec in store.fields.items() if faults.nan != "pass" and spec.dtype.kind in "fc"]
         self.counts = ReadCounts()
         self.scratch_bytes = store.scratch_bytes(plan.rows_per_read)
@@ -148,12 +156,21 @@ class Readers:
         read, self._next_read = self._next_read, None
         return read
 
-    def do(self, read: Read) -> None:
-        """Read it, and post the batches that are complete now."""
-        began, began_computing = time.perf_counter(), time.thread_time()
-        for first, last in self._groups(read):
-            self._fill(read, first, last)
-        self._post(read, time.perf_counter() - began, time.thread_time() - began_computing)
+    def can_send(self, read: Read) -> bool:
+        """Whether other processes can write to its slots: those added beyond the plan are this process's alone."""
+        return self.slots.descriptor is not None and all(batch.slot < self.slots.planned for batch in read.batches)
+
+    def send(self, read: Read, lane: Lane, generation: int) -> None:
+        """Have it read by another process, and post the batches that are complete now."""
+        descriptor = self.slots.descriptor
+        assert descriptor is not None
+        costs = ReadCosts()
+        try:
+            self._take_in(read, lane.do(self._task(read, generation), descriptor), costs)
+        except ReaderDied:
+            for number in range(len(read.batches)):
+                self._find_killer(read, read.of_batch(number), lane, generation, costs)
+        self.post(read, costs)
 
     def fail(self, error: BaseException) -> None:
         """Let the caller's ``get`` raise: a thread has ended."""
@@ -164,79 +181,70 @@ class Readers:
         self.have_ended = True
         self.store.close()
 
-    # Reading.
+    # Reads in other processes.
 
-    def _fill(self, read: Read, first: int, last: int) -> None:
-        """Fill these batches of a read; after an error, find out which batch or sample it belongs to."""
-        try:
-            self.store.read(*self._arguments(read, first, last))
-        except BaseException as error:
-            if stopping.asked():  # nobody will ask for these batches
-                return
-            if self.faults.skip and isinstance(error, BAD_INPUT):
-                for number in range(first, last):
-                    self._skip_bad(read.of_batch(number), read.fields, known_bad=last - first == 1)
-            elif last - first == 1:
-                read.batches[first].error = _as_exception(error)
-            else:
-                for number in range(first, last):
-                    self._fill(read, number, number + 1)
+    def _task(self, read: Read, generation: int) -> Task:
+        slots = self.slots
+        return Task(
+            generation=generation, source=self.number, seed=self.epoch.seed, epoch=self.epoch.number,
+            slots=[batch.slot for batch in read.batches], rows=read.rows, places=read.places, bounds=read.bounds,
+            scattered=read.scattered, share=read.share, fields=read.fields, scratch_bytes=self.scratch_bytes,
+            is_watched=counters.is_watched(), memory=SharedBlock(slots.key, slots.rows, slots.planned),
+        )  # fmt: skip
 
-    def _groups(self, read: Read) -> Iterator[tuple[int, int]]:
-        """Batches that one call can fill: in the same arrays and, unless scattered, one after another."""
-        first, before, end = 0, None, 0
-        for number, batch in enumerate(read.batches):
-            arrays, begin = self.slots.memory(batch.slot)
-            if before is not None and not (before is arrays and (read.scattered or end == begin)):
-                yield first, number
-                first = number
-            before, end = arrays, begin + read.bounds[number + 1] - read.bounds[number]
-        yield first, len(read.batches)
+    def _take_in(self, read: Read, answer: Answer, costs: ReadCosts) -> None:
+        costs.reading += answer.reading
+        costs.computing += answer.computing
+        costs.tally.add(answer.tally)
+        for number, error in answer.errors.items():
+            read.batches[number].error = error.rebuild()
+        for number, found in answer.left_out.items():
+            read.batches[number].left_out += [(place, error.rebuild()) for place, error in found]
+        for note in answer.notes:
+            counters.note(*note)
+        for name, values in (answer.objects or {}).items():
+            arrays, _ = self.slots.memory(read.batches[0].slot)
+            begins = [self.slots.memory(batch.slot)[1] for batch in read.batches]
+            at = read.places + np.repeat(np.array(begins), np.diff(read.bounds))
+            for place, value in zip(at.tolist(), values, strict=True):
+                arrays[name][place] = value
 
-    def _arguments(self, read: Read, first: int, last: int) -> tuple[np.ndarray, np.ndarray, Out, Share]:
-        """What the store needs to read these batches: rows, places, memory, and the share of a read."""
-        bounds = read.bounds[first : last + 1]
-        rows, places = read.rows[bounds[0] : bounds[-1]], read.places[bounds[0] : bounds[-1]]
-        arrays, begin = self.slots.memory(read.batches[first].slot)
-        begins: np.ndarray | int = begin
-        if last - first > 1:
-            each = [self.slots.memory(batch.slot)[1] for batch in read.batches[first:last]]
-            begins = np.repeat(np.array(each), np.diff(bounds))
-        if read.fields is not None:
-            arrays = {name: arrays[name] for name in read.fields}
-        return rows, np.add(places, begins, dtype=np.int64), arrays, read.share
-
-    def _skip_bad(self, part: BatchRows, fields: tuple[str, ...] | None, *, known_bad: bool = False) -> None:
-        """Read the samples that can be read, and leave out the others, which are found by halves."""
+    def _find_killer(self, read: Read, part: BatchRows, lane: Lane, generation: int, costs: ReadCosts) -> None:
+        """Do part of a read that kills processes, by halves, down to the sample that no process survives."""
+        assert self.slots.descriptor is not None
+        some = replace(read, batches=[part.batch], rows=part.rows, places=part.places, bounds=(0, len(part.rows)))
         if stopping.asked():
             return
-        if known_bad and len(part.rows) > 1:
+        try:
+            self._take_in(some, lane.do_alone(self._task(some, generation), self.slots.descriptor), costs)
+        except ReaderDied as died:
+            if len(part.rows) == 1:
+                self._give_up(part, died)
+                return
             middle = len(part.rows) // 2
             for half in (slice(None, middle), slice(middle, None)):
-                self._skip_bad(BatchRows(part.batch, part.rows[half], part.places[half]), fields)
-            return
-        try:
-            bounds = (0, len(part.rows))
-            again = Read(batches=[part.batch], rows=part.rows, places=part.places, bounds=bounds, fields=fields)
-            self.store.read(*self._arguments(again, 0, 1))
-        except BAD_INPUT as error:
-            if len(part.rows) == 1:
-                part.batch.left_out.append((int(part.places[0]), error))
-            else:
-                self._skip_bad(part, fields, known_bad=True)
-        except BaseException as error:
-            part.batch.error = _as_exception(error)
+                one_half = BatchRows(part.batch, part.rows[half], part.places[half])
+                self._find_killer(read, one_half, lane, generation, costs)
+
+    def _give_up(self, part: BatchRows, died: ReaderDied) -> None:
+        """A sample that no process survives: leave it out, or let its batch raise."""
+        row = int(part.rows[0])
+        error = WorkerDied(f"{self.store.origin(row)}: {died}: row {row}. {_DIED_WAY_OUT}")
+        if self.faults.skip:
+            part.batch.left_out.append((int(part.places[0]), error))
+        else:
+            part.batch.error = error
 
     # Complete batches.
 
-    def _post(self, read: Read, seconds: float, computing: float) -> None:
-        tally = counters.collect()
+    def post(self, read: Read, costs: ReadCosts) -> None:
+        """Take in a read that was done, and post the batches that are complete now."""
         with self._counting:
-            self.counts.reading += seconds
-            self.counts.computing += computing
+            self.counts.reading += costs.reading
+            self.counts.computing += costs.computing
             if not read.again:
                 self.counts.rows += len(read.rows) / read.share[1]
-            self.counts.tally.add(tally)
+            self.counts.tally.add(costs.tally)
             complete = []
             for batch in read.batches:
                 batch.reads_left -= 1
@@ -291,12 +299,3 @@ def deferred_fields(store: StoreBase, plan: Plan) -> DeferredFields | None:
     shared = -(-plan.batch_rows // plan.threads) if batch_bytes > SHARE_ABOVE_BYTES else plan.batch_rows
     rows = min(shared, plan.rows_per_read, store.rows_at_once)  # scratch was planned for so many rows per read
     return DeferredFields(tuple(blocked), tuple(free), rows)
-
-
-def _as_exception(error: BaseException) -> Exception:
-    """What the caller gets: an exception raised in a thread must not end the caller's program as an exit would."""
-    if isinstance(error, Exception):
-        return error
-    died = WorkerDied(f"{type(error).__name__} was raised in a reader thread: {error}")
-    died.__cause__ = error
-    return died

@@ -6,16 +6,17 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.base import checks
-from penstock.base.machine import cores, free_bytes
+from penstock.base.machine import free_bytes
 from penstock.base.sizes import MiB, format_size, parse_size
-from penstock.base.spec import Cast, ReadPath, row_bytes
+from penstock.base.spec import Cast, row_bytes
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.explain import advice, read_paths
 from penstock.dataset.rewrite import choose_fields
 from penstock.dataset.store import StoreBase
 from penstock.errors import ConfigError
 from penstock.loader.order import BlockShuffled, InBlocks, InOrder, InWindows, Order, Repeated, Shuffled, check_seed
-from penstock.loader.plan import Request
+from penstock.loader.placement import place
+from penstock.loader.plan_request import Request
 
 INDEX, URL, KEY = "__index__", "__url__", "__key__"
 IDENTITY = (INDEX, URL, KEY)
@@ -28,16 +29,6 @@ WINDOW_BYTES = 256 * MiB
 # With no budget given, a quarter of what is free leaves room for the model and for a second loader.
 DEFAULT_SHARE = 4
 
-# Threads for remote files: at 40 ms per request, 16 of them send 400 requests per second.
-FAR_THREADS = 16
-
-# Rows gathered from more mapped files than this come a few at a time, and threads that do nothing else only contend for
-# the interpreter's lock: one thread is half as fast again as two.
-MANY_MAPPED = 8
-
-# If files turn out to be slow, up to this many times the initial threads may be tried.
-MOST_TIMES = 8
-
 
 def request_for(
     store: StoreBase,
@@ -46,16 +37,20 @@ def request_for(
     batch_size: int,
     steps: int,
     threads: int | Literal["auto"],
+    processes: int | Literal["auto"],
     memory: int | str | None,
     spare_slots: int,
 ) -> Request:
     """The input of a plan."""
     limit, note = memory_limit(memory)
+    placement = place(store, read_paths(store), threads, processes, limit)
     return Request(
         fields=store.fields,
         batch_rows=min(batch_size, len(order)),
         steps=steps,
-        **_threads(threads, read_paths(store)),
+        threads=placement.threads,
+        most_threads=placement.most_threads,
+        placement=placement,
         limit_bytes=limit,
         scratch_bytes=store.scratch_bytes,
         most_rows=store.rows_at_once,
@@ -163,13 +158,3 @@ def memory_limit(memory: int | str | None) -> tuple[int, str]:
         return parse_size(memory, argument="memory"), ""
     free = free_bytes()
     return free // DEFAULT_SHARE, f"a quarter of the {format_size(free)} that are free"
-
-
-def _threads(threads: int | Literal["auto"], paths: Sequence[ReadPath]) -> dict[str, Any]:
-    """How many threads to start with, and how many may be tried."""
-    if isinstance(threads, str) and threads == "auto":
-        first = max(cores(), FAR_THREADS) if any(path.far for path in paths) else cores()
-        mapped = [path.mapped_files for path in paths if path.stored_bytes]
-        alone = bool(mapped) and min(mapped) > 0 and max(mapped) > MANY_MAPPED
-        return {"threads": 1 if alone else first, "most_threads": first * MOST_TIMES}
-    return {"threads": checks.whole("threads", threads, least=1, expected='"auto" or a whole number')}

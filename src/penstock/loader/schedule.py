@@ -86,6 +86,8 @@ class Epoch:
     number: int
     order: Order
     deal: Deal
+    seed: int = 0
+    """Decides, with the number, what functions of the caller's get as random numbers."""
 
 
 TakeSlot = Callable[[], int | None]

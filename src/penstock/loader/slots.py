@@ -12,6 +12,8 @@ landed in a finalizer would be lost. So no Python runs when a loan ends: weak re
 is C and reentrant, and the next call that needs a slot does the rest.
 """
 
+import itertools
+import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,11 +24,14 @@ from typing import Any
 import numpy as np
 
 from penstock.base import stop
-from penstock.base.scratch import aligned, buffer
+from penstock.base.scratch import aligned, buffer, shared_buffer
 from penstock.base.spec import Fields
 
 Pin = Callable[[np.ndarray], Callable[[], None]]
 """Locks a block of memory for device copies; returns a function that unlocks it."""
+
+
+_KEYS = itertools.count()
 
 
 def slot_bytes(fields: Fields, rows: int) -> int:
@@ -40,12 +45,25 @@ class Slots:
     Planned slots have the numbers from 0; those added later, each with memory of its own, have higher ones.
     """
 
-    def __init__(self, fields: Fields, rows: int, planned: int, pin: Pin | None = None) -> None:
+    def __init__(
+        self, fields: Fields, rows: int, planned: int, pin: Pin | None = None, *, is_shared: bool = False
+    ) -> None:
         self.fields, self.rows, self.planned = fields, rows, planned
+        self.key = next(_KEYS)
+        """Tells the memory of these slots from that of others."""
         self.added_peak = 0
         """The most slots that were in use beyond the plan at once."""
-        self._block: _Block | None = _Block(fields, rows, planned, 0)
-        self._added: dict[int, _Block] = {}
+        size = block_bytes(fields, rows * planned)
+        self._descriptor: int | None = None
+        if is_shared:
+            memory, self._descriptor = shared_buffer(size)
+        else:
+            memory = buffer(size)
+        self._block: SlotBlock | None = SlotBlock(fields, rows, 0, memory, planned)
+        if self._descriptor is not None:
+            close = weakref.finalize(self._block, stop.call_in_finalizer, os.close, self._descriptor)
+            close.atexit = False
+        self._added: dict[int, SlotBlock] = {}
         self._unpin: Callable[[], object] = lambda: None
         if pin is not None:
             # Only planned slots live long enough to be worth pinning. They must be unpinned whenever the memory is
@@ -94,16 +112,26 @@ class Slots:
         self._take_back()
         missing = available - (self.planned + len(self._added) - len(self._lent))
         for _ in range(missing):
-            self._added[self._next_number] = _Block(self.fields, self.rows, 1, self._next_number)
+            memory = buffer(block_bytes(self.fields, self.rows))
+            self._added[self._next_number] = SlotBlock(self.fields, self.rows, self._next_number, memory)
             self._set_free(self._next_number)
             self._next_number += 1
         self.added_peak = max(self.added_peak, len(self._added))
         return missing > 0
 
+    @property
+    def descriptor(self) -> int | None:
+        """Of the planned slots' memory, if other processes can map it."""
+        return None if self._block is None else self._descriptor
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that any process has touched, of slots that other processes can map."""
+        return 0 if self.descriptor is None else os.fstat(self.descriptor).st_blocks * 512
+
     def memory(self, number: int) -> tuple[dict[str, np.ndarray], int]:
         """The arrays that hold a slot, and the row of them at which it begins."""
-        block = self._block_of(number)
-        return block.arrays, (number - block.first_slot) * self.rows
+        return self._block_of(number).memory_of(number)
 
     def lend(self, number: int, rows: int) -> dict[str, np.ndarray]:
         """The first rows of a slot, as arrays whose death returns it."""
@@ -144,7 +172,7 @@ class Slots:
         self._block = None
         self._added.clear()
 
-    def _block_of(self, number: int) -> "_Block":
+    def _block_of(self, number: int) -> "SlotBlock":
         block = self._block if number < self.planned else self._added[number]
         if block is None:
             raise KeyError(number)
@@ -169,15 +197,20 @@ class Slots:
         self._wake_ups.put(None)
 
 
-class _Block:
-    """One block of memory for several slots, field by field."""
+def block_bytes(fields: Fields, places: int) -> int:
+    """The memory of so many places, field by field; Python objects lie elsewhere."""
+    return sum(aligned(places * spec.row_bytes) for spec in fields.values() if not spec.is_list)
 
-    def __init__(self, fields: Fields, rows: int, slots: int, first_slot: int) -> None:
-        self.first_slot = first_slot
+
+class SlotBlock:
+    """One block of memory for one slot or several, field by field."""
+
+    def __init__(self, fields: Fields, rows: int, first_slot: int, memory: np.ndarray, slots: int = 1) -> None:
+        self.first_slot, self.rows = first_slot, rows
         self.objects = {name: spec.empty(slots * rows) for name, spec in fields.items() if spec.is_list}
         """Python objects, which no block of bytes may hold."""
         sizes = {name: slots * rows * spec.row_bytes for name, spec in fields.items() if not spec.is_list}
-        self.memory = buffer(sum(aligned(size) for size in sizes.values()))
+        self.memory = memory
         self.arrays: dict[str, np.ndarray] = {}
         self.interfaces: dict[str, tuple[dict[str, Any], int, int]] = {}
         """By field: numpy's description of the first slot's array, its address, and the bytes from slot to slot."""
@@ -189,6 +222,10 @@ class _Block:
             self.interfaces[name] = interface, interface["data"][0], rows * fields[name].row_bytes
             begin += aligned(size)
         self.arrays |= self.objects
+
+    def memory_of(self, number: int) -> tuple[dict[str, np.ndarray], int]:
+        """The arrays that hold a slot, and the row of them at which it begins."""
+        return self.arrays, (number - self.first_slot) * self.rows
 
 
 class _Loan:
@@ -202,5 +239,5 @@ class _Lent:
 
     __slots__ = ("__array_interface__", "block", "loan")
 
-    def __init__(self, block: _Block, interface: dict[str, Any], loan: _Loan) -> None:
+    def __init__(self, block: SlotBlock, interface: dict[str, Any], loan: _Loan) -> None:
         self.block, self.loan, self.__array_interface__ = block, loan, interface

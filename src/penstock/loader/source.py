@@ -29,6 +29,7 @@ class Options:
 
     memory: int | str | None
     threads: int | Literal["auto"]
+    processes: int | Literal["auto"]
     columns: Any
     on_error: OnError
     max_errors: int | None
@@ -40,6 +41,7 @@ class Options:
     mesh: Any
     device: Any
     output: Literal["torch", "numpy"]
+    seed: int
 
     def faults(self) -> Faults:
         """What to do about bad samples."""
@@ -67,8 +69,9 @@ class Source:
         self.store = output.prepare(*chosen(ds, self.columns))
         self.request = request_for(
             self.store, order, batch_size=self.deal.batch_size, steps=self.deal.steps, threads=options.threads,
-            memory=options.memory, spare_slots=output.spare_slots,
+            processes=options.processes, memory=options.memory, spare_slots=output.spare_slots,
         )  # fmt: skip
+        self.seed = options.seed
         self.identity = {"data": ds.fingerprint, **order.describe()}
         """What a saved position is compared with."""
         paths = read_paths(self.store)
@@ -77,18 +80,25 @@ class Source:
         self.slots: Slots | None = None
         self._readers: Readers | None = None
 
-    def begin(self, epoch: int, samples: int, team: Team, wanted_at: Callable[[int], float]) -> Readers:
-        """Prepare to read an epoch from a position on."""
+    def begin(
+        self, epoch: int, samples: int, team: Team, wanted_at: Callable[[int], float], number: int, *, is_shared: bool
+    ) -> Readers:
+        """Prepare to read an epoch from a position on.
+
+        number:     which of the loader's datasets this is
+        is_shared:  whether other processes fill the slots
+        """
         if self.slots is not None and self._readers is not None:
             if self._readers.have_ended:
                 self.slots.reclaim()
             else:
                 self.close()  # a read that does not return may still write to these slots
         if self.slots is None:
-            self.slots = Slots(self.store.fields, self.plan.batch_rows, self.plan.slots, self.output.pin)
-        what = Epoch(epoch, self.order, replace(self.deal, start=samples))
+            rows, count = self.plan.batch_rows, self.plan.slots
+            self.slots = Slots(self.store.fields, rows, count, self.output.pin, is_shared=is_shared)
+        what = Epoch(epoch, self.order, replace(self.deal, start=samples), self.seed)
         self._readers = Readers(
-            self.store, what, self.plan, self.slots, team, wanted_at=wanted_at, faults=self.faults
+            self.store, what, self.plan, self.slots, team, wanted_at=wanted_at, faults=self.faults, number=number
         )  # fmt: skip
         return self._readers
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
@@ -18,6 +18,12 @@ NEGLIGIBLE_WAIT = 0.05
 
 # Threads that are busy for more than this share of the time limit the rate.
 BUSY = 0.7
+
+# With fewer, threads also wait for the training step's core.
+MANY_CORES = 4
+
+# About what a core copies out of the page cache.
+COPIED_BYTES_PER_S = 4e9
 
 # The most samples that are listed as left out; all are counted.
 LISTED = 1000
@@ -56,6 +62,8 @@ class Report(Sequence[LeftOut]):
     unchecked: Sequence[str]
     unverified: int
     """Values (one per field and sample) that were delivered without a checksum or manifest to check them by."""
+    restarts: int = 0
+    """How often a reader process died and was started again; its reads were repeated."""
 
     @overload
     def __getitem__(self, at: int) -> LeftOut: ...
@@ -80,6 +88,10 @@ class Report(Sequence[LeftOut]):
         if self.unverified:
             fields = ", ".join(map(repr, self.unchecked))
             lines.append(f"delivered without a checksum or manifest to check: {self.unverified:,} values of {fields}")
+        if self.restarts:
+            lines.append(
+                f"reader processes died {self.restarts} times and were started again; their reads were repeated"
+            )
         return "\n".join(lines) or "every sample was delivered, and checked"
 
     __repr__ = __str__
@@ -105,10 +117,11 @@ class Stats:
     readers_waited: float
     """Seconds in which reading waited for a free slot, that is, for the training loop."""
     threads: int
+    """Threads that read, in all processes together."""
     short_of_slots: bool
     """Whether a larger budget would let reading run further ahead."""
     peak_bytes: int
-    """The most by which this process grew since the loader was made, including the training loop's memory."""
+    """The most by which this process and its readers grew since the loader was made, the training loop included."""
     planned_bytes: int
     """Bytes that the loader reserved for itself."""
     budget_bytes: int
@@ -136,6 +149,14 @@ class Stats:
     """The part of the seconds waited for data before the first batch."""
     threads_wanted: int = 0
     """Threads that would read if memory allowed."""
+    processes: int = 0
+    """Processes that the threads are in; 0 for threads of this process."""
+    restarts: int = 0
+    """How often a reader process died and was started again."""
+    computing_seconds: float = 0.0
+    """The part of the readers' busy time that they spent on a core."""
+    cores: int = 1
+    """Cores that this process may use."""
     codecs: str = ""
     """The codecs that the data are stored with, if any."""
 
@@ -156,7 +177,19 @@ class Stats:
     @property
     def decoding_seconds(self) -> float:
         """The rest of the readers' busy time: decoding, converting, copying into place."""
-        return max(0.0, self.readers_busy - self.file_seconds - self.function_seconds)
+        return max(0.0, self.readers_busy - self.file_seconds - self.function_seconds - self.lock_seconds)
+
+    @property
+    def lock_seconds(self) -> float:
+        """The readers' busy time that was neither on a core nor waiting for files: for the interpreter's lock.
+
+        Threads that outnumber the cores wait for those too, so it is known only where there are plenty. Files that are
+        in memory already take as long as copying them does, which is time on a core.
+        """
+        if self.processes or not 1 < self.threads <= self.cores or self.cores < MANY_CORES:
+            return 0.0
+        waiting_for_files = max(0.0, self.file_seconds - self.bytes_read / COPIED_BYTES_PER_S)
+        return max(0.0, self.readers_busy - self.computing_seconds - waiting_for_files - self.function_seconds)
 
     @property
     def samples_per_s_at_most(self) -> float:
@@ -224,13 +257,22 @@ class Stats:
         through = f" ({self.codecs})" if self.codecs else ""
         shares = {
             "waiting for files: faster storage, a local copy or fewer fields would help": self.file_seconds,
-            "in your own function (given to map or decoders): only a quicker one would help": self.function_seconds,
+            f"in your own function (given to map or decoders): {self._function_help}": self.function_seconds,
+            "waiting for the interpreter's lock, which threads of a process share: processes=2 or more would help": (
+                self.lock_seconds
+            ),
             f"decoding and converting{through}: more cores, a quicker codec or fewer fields would help": (
                 self.decoding_seconds
             ),
         }
         most = max(shares, key=lambda what: shares[what])
         return f"{shares[most] / max(1e-9, self.readers_busy):.0%} {of} {most}"
+
+    @property
+    def _function_help(self) -> str:
+        if self.processes or self.cores < 2:
+            return "only a quicker one would help"
+        return "processes=2 or more would run it on several cores, and a quicker one would help"
 
     def __str__(self) -> str:
         title, *rows = self._rows()
@@ -262,6 +304,10 @@ class Stats:
             lost.append(f"{len(self.files_left_out)} files were left out, the first: {self.files_left_out[0]}")
         if self.chunks_filled:
             lost.append(f"{self.chunks_filled:,} chunks that were never written came as fill values")
+        if self.restarts:
+            lost.append(
+                f"reader processes died {self.restarts} times and were started again; their reads were repeated"
+            )
         if self.not_finite:
             text = ", ".join(f"{count:,} of {name!r}" for name, count in self.not_finite.items())
             lost.append(f"values that are NaN or infinite: {text}")
@@ -277,7 +323,7 @@ class Meter:
     )
     """What ``Stats`` has by the same name."""
 
-    def __init__(self, held_before: int, threads: int = 0) -> None:
+    def __init__(self, held_before: int, threads: int = 0, held_elsewhere: Callable[[], int] = lambda: 0) -> None:
         self.threads = threads
         """How many threads read now."""
         self.began = self.latest = time.perf_counter()
@@ -288,6 +334,7 @@ class Meter:
         self.left_out_samples = 0
         self.not_finite: Counter[str] = Counter()
         self._held_before = held_before
+        self._held_elsewhere = held_elsewhere
         self._next_look = 0.0
 
     def count(self, samples: int, bytes_: int, asked_at: float) -> None:
@@ -312,4 +359,5 @@ class Meter:
     def look(self) -> None:
         """Measure the memory held now."""
         self._next_look = self.latest + MEMORY_EVERY_S
-        self.peak_bytes = max(self.peak_bytes, held_bytes() - self._held_before)
+        held = held_bytes() + self._held_elsewhere()
+        self.peak_bytes = max(self.peak_bytes, held - self._held_before)

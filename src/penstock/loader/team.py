@@ -1,4 +1,4 @@
-"""Threads that read for one dataset or several.
+"""Threads that read for one dataset or several, by themselves or through a reader process each.
 
 Reads are handed out one at a time under one lock; the thread that holds it may wait there for a free slot, since all
 others would have to wait for the same. Each dataset has slots of its own; of the datasets that can go on, the one whose
@@ -15,12 +15,14 @@ from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from penstock.base import sample_rng, torch_threads
 from penstock.base import scratch as memory
 from penstock.base import stop as stopping
-from penstock.base import torch_threads
 from penstock.errors import Unavailable
+from penstock.loader.processes import GIVE_UP_WITHIN_S
 
 if TYPE_CHECKING:
+    from penstock.loader.processes import ReaderProcesses
     from penstock.loader.readers import Readers
     from penstock.loader.schedule import Read
 
@@ -31,9 +33,11 @@ END_WITHIN_S = 1.5
 class Team:
     """The threads of one epoch."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, processes: "ReaderProcesses | None" = None) -> None:
         if sys.is_finalizing():  # a thread would be started, and never run
             raise Unavailable("Python is ending, and starts no more threads: read what you need before that")
+        self._processes = processes
+        self._generation = 0 if processes is None else processes.begin()
         self.wake_ups: SimpleQueue[None] = SimpleQueue()
         """Receives one item whenever a slot becomes free."""
         self._readers: list[Readers] = []
@@ -92,7 +96,16 @@ class Team:
         self._stopping.is_set = True
         self.wake_ups.put(None)
         self._end_one()
+        if self._processes is not None:
+            self._processes.end(self._generation)
+            self.wait(GIVE_UP_WITHIN_S)
+            self._processes.kill_busy()
         self.wait(END_WITHIN_S)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no thread is at work any more."""
+        return not any(thread.is_alive() for thread in self._threads)
 
     def wait(self, seconds: float) -> None:
         """Wait until the threads have ended, but no longer than that."""
@@ -113,13 +126,24 @@ class Team:
                 readers.close_files()
 
     def _work(self, number: int) -> None:
+        lane = None if self._processes is None else self._processes.lane(number)
+        has_scratch = False
         try:
-            memory.prepare(max(readers.scratch_bytes for readers in self._readers))
             stopping.watch(self._stopping)
             while number < self._size and (work := self._next()) is not None:
                 readers, read = work
+                if lane is not None and readers.can_send(read) and lane.is_ready():
+                    if has_scratch:  # the process has its own from now on
+                        memory.release()
+                        has_scratch = False
+                    readers.send(read, lane, self._generation)
+                    continue
+                if not has_scratch:
+                    memory.prepare(max(readers.scratch_bytes for readers in self._readers))
+                    has_scratch = True
                 torch_threads.use_one_core()
-                readers.do(read)
+                sample_rng.read_for(readers.epoch.seed, readers.epoch.number)
+                readers.post(read, readers.writer.do(read))  # without a call in between: reads are many, and deep
         except BaseException as error:  # whatever it is, the caller must learn of it
             for readers in self._readers:
                 readers.fail(error)

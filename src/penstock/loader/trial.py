@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from penstock.loader.loader import Loader, feed_of
 from penstock.loader.plan_text import ALONE
 from penstock.loader.state import Position
-from penstock.loader.team import Team
 
 LOOK_EVERY_S = 0.02
 
@@ -59,7 +58,9 @@ class Trial:
 
 def try_out(loader: Loader, seconds: float) -> Trial:
     """Read for about so many seconds with a loader that is used for nothing else; less if the rate settles early."""
-    feed, team = feed_of(loader), Team(loader.plan.threads)
+    feed = feed_of(loader)
+    team = feed.make_team()
+    feed.wait_for_processes(WAIT_AT_MOST_S)
     steps = feed.begin(Position(0, {ALONE: 0}), team)
     stream = steps.streams[ALONE]
     began = time.perf_counter()

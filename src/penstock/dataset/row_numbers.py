@@ -1,0 +1,34 @@
+"""Rows that a caller chose, as numbers."""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, OutOfRange
+
+
+def row_numbers(index: Any, length: int) -> np.ndarray:
+    """Row numbers from 0, for rows given in any way; negative numbers count from the end."""
+    if isinstance(index, slice):
+        return np.arange(*index.indices(length), dtype=np.int64)
+    rows = np.asarray(index)
+    if rows.dtype == bool and rows.shape == (length,):
+        return np.flatnonzero(rows)
+    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+        raise ConfigError(
+            f"rows must be whole numbers, a slice, or {length:,} booleans; got {rows.dtype} of shape {rows.shape}"
+        )
+    outside = rows >= length if rows.dtype.kind == "u" else (rows < -length) | (rows >= length)
+    if outside.any():
+        bad = rows[outside][0]
+        raise OutOfRange(f"row {bad} is out of range: the dataset has {length:,} rows, 0 to {length - 1:,}")
+    rows = rows.astype(np.int64)
+    return np.where(rows < 0, rows + length, rows)
+
+
+def whole_rows(rows: Any) -> np.ndarray:
+    """Row numbers, which must be whole already: converting would round them."""
+    found = np.asarray(rows)
+    if found.size and found.dtype.kind not in "iu":
+        raise ConfigError(f"gather: rows are {found.dtype}: expected whole numbers, (samples, rows of each)")
+    return found

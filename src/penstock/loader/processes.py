@@ -1,0 +1,363 @@
+"""The reader processes of a loader, seen from the training process.
+
+A thread of the loader's team has a *lane* to one process: it sends a read there and waits for the answer, without the
+interpreter's lock. Until its process is up, it does its reads itself, so that the first batch does not wait.
+
+1. Processes are fresh interpreters, never forks: the caller may have threads, or a device in use. They do not run the
+   caller's ``__main__`` again.
+2. They live as long as the loader, whatever happens to it: they end when their control socket closes.
+3. A process that dies costs a pause. Nobody knows which of its reads killed it, so each is done again by itself in a
+   new process. One that kills that too is done by halves, until the sample is found that no process survives.
+4. A process that does not give up its reads when an epoch is left is killed: nobody waits for a slow function.
+"""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from penstock.base import stop
+from penstock.base.counters import Counters
+from penstock.base.machine import anonymous_bytes
+from penstock.errors import ReadersNotStarted, WorkerDied
+from penstock.loader import wire
+from penstock.loader.reader_process import EndEpoch, OpenLane, Ready, Setup
+from penstock.loader.shipment import Shipment
+from penstock.loader.wire import Answer, Task
+
+# How long a process may take to start again, on a machine that is busy with something else.
+START_WITHIN_S = 60.0
+
+LOOK_EVERY_S = 0.01
+
+# How long ending an epoch waits for reads under way, before it kills their processes.
+GIVE_UP_WITHIN_S = 0.5
+
+# Libraries that would start a thread per core in each process.
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
+)
+
+# The path comes first: it is where penstock itself may be found.
+_BEGIN = (
+    "import sys; sys.path[:] = sys.argv[2:]; from penstock.loader.reader_process import main; main(int(sys.argv[1]))"
+)
+
+
+class ReaderDied(WorkerDied):
+    """A read killed the processes that did it."""
+
+
+class ReaderProcesses:
+    """The processes of one loader."""
+
+    def __init__(self, count: int, shipment: Shipment, *, skip: bool) -> None:
+        self._setup = Setup(os.getpid(), shipment.layout, skip)
+        stores = shipment.load()
+        self.processes = [ReaderProcess(self._setup, stores) for _ in range(count)]
+        self._lanes: dict[int, Lane] = {}
+        self._next_generation = 0
+        self._finalizer = weakref.finalize(
+            self, stop.call_in_finalizer, _shut_down, self.processes, self._lanes, stores, os.getpid()
+        )
+
+    @property
+    def restarts(self) -> int:
+        """How often a process died and was started again."""
+        return sum(process.restarts for process in self.processes)
+
+    @property
+    def held_bytes(self) -> int:
+        """What the processes hold, shared memory apart."""
+        return sum(anonymous_bytes(process.pid) for process in self.processes if process.pid is not None)
+
+    def wait(self, seconds: float) -> None:
+        """Start all processes, and wait until they are up, or failed, but no longer than that."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not all(process.look() or process.failure for process in self.processes):
+            time.sleep(LOOK_EVERY_S)
+
+    def begin(self) -> int:
+        """The number of a new epoch."""
+        self._next_generation += 1
+        return self._next_generation
+
+    def lane(self, number: int) -> "Lane":
+        """The lane of a thread. Threads are dealt to processes in turn."""
+        if number not in self._lanes:
+            self._lanes[number] = Lane(self.processes[number % len(self.processes)])
+        return self._lanes[number]
+
+    def end(self, generation: int) -> None:
+        """Have the reads of this epoch given up, and files closed."""
+        for process in self.processes:
+            process.tell(EndEpoch(generation))
+
+    def kill_busy(self) -> None:
+        """Kill the processes that still read."""
+        for process in {lane.process for lane in list(self._lanes.values()) if lane.is_busy}:
+            process.kill()
+
+    def close(self) -> None:
+        """End all processes. Safe to call twice."""
+        self._finalizer()
+
+
+def _shut_down(processes: Sequence["ReaderProcess"], lanes: Mapping[int, "Lane"], stores: int, pid: int) -> None:
+    if pid == os.getpid():  # or else this is a forked child, and they are its parent's
+        for process in processes:
+            process.close()
+        for lane in lanes.values():
+            lane.close()
+    with suppress(OSError):
+        os.close(stores)
+
+
+class ReaderProcess:
+    """One process: started when it is first needed, and again when it died."""
+
+    def __init__(self, setup: Setup, stores: int) -> None:
+        self._setup, self._stores = setup, stores
+        self._child: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._turn = threading.Condition(threading.RLock())
+        self._suspects = 0
+        self._is_closed = False
+        self._one_is_alone = False
+        self.is_up = False
+        """Whether it can read."""
+        self._is_starting = False
+        self.failure = ""
+        """Why it cannot be started."""
+        self.life = 0
+        """Counts its starts: sockets belong to one life."""
+        self.restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        child = self._child
+        return None if child is None else child.pid
+
+    # Life.
+
+    def look(self) -> bool:
+        """Whether it can take a read; starts it if it is not there. Waits only where others find out what killed it."""
+        if self.is_up and not self._suspects:
+            return True
+        if self.failure:
+            return False
+        if self._suspects:
+            with self._turn:
+                self._turn.wait_for(lambda: not self._suspects)
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self.is_up or self._is_closed:
+                return self.is_up
+            if not self._is_starting:
+                self._start()
+            return self._hear(0)
+        finally:
+            self._turn.release()
+
+    def restart(self) -> None:
+        """Start it again, if it is not up, and wait until it is."""
+        with self._turn:
+            if self.is_up:
+                return
+            if not self._is_starting:
+                self._start()
+            if not self._hear(START_WITHIN_S):
+                why = self.failure or f"nothing came from the new one in {START_WITHIN_S:.0f} s"
+                raise ReaderDied(f"a reader process died, and could not be started again: {why}")
+
+    def kill(self) -> None:
+        """End it at once; it is started again when it is needed."""
+        with self._turn:
+            self._reap()
+
+    def close(self) -> None:
+        """End it for good."""
+        with self._turn:
+            self._is_closed = True
+            self._reap()
+
+    def open_lane(self) -> tuple[socket.socket, int]:
+        """A socket to a new thread of the process, and the life that it belongs to."""
+        with self._turn:
+            here, there = socket.socketpair()
+            with there:
+                if not self.is_up or not self._try_to_tell(OpenLane(), [there.fileno()]):
+                    here.close()
+                    raise EOFError("the reader process is gone")
+            return here, self.life
+
+    def tell(self, message: object) -> None:
+        """Send a message if it is up."""
+        if self.is_up:
+            with self._turn:
+                self._try_to_tell(message)
+
+    def died(self, life: int) -> None:
+        """Somebody noticed that it is gone."""
+        with self._turn:
+            if life == self.life:
+                self.is_up = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else reads in this process inside the ``with``: a read is suspected to have killed it."""
+        with self._turn:
+            self._suspects += 1
+            self._turn.wait_for(lambda: not self._one_is_alone)
+            self._one_is_alone = True
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._suspects -= 1
+                self._one_is_alone = False
+                self._turn.notify_all()
+
+    def _start(self) -> None:
+        if self._child is not None:  # it died: had it been killed here, it would be forgotten
+            self.restarts += 1
+            self._reap()
+        here, there = socket.socketpair()
+        self._control = here
+        paths = [path for path in sys.path if isinstance(path, str)]
+        try:
+            with there:
+                self._child = subprocess.Popen(  # noqa: S603  # our own module
+                    [sys.executable, "-c", _BEGIN, str(there.fileno()), *paths],
+                    pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **ONE_THREAD},
+                )  # fmt: skip
+            self.life += 1
+            self._is_starting = True
+            wire.send(here, self._setup, [self._stores])
+        except OSError as error:
+            self._fail(str(error))
+
+    def _hear(self, wait_s: float) -> bool:
+        """Whether the process has said that it is ready; waits no longer than that for it."""
+        if self._control is None or not select.select([self._control], [], [], wait_s)[0]:
+            return False
+        self._is_starting = False
+        try:
+            ready, _ = wire.receive(self._control)
+        except (EOFError, OSError):
+            ready = Ready(0, "it ended while it started")
+        if ready.failure:
+            self._fail(ready.failure)
+            return False
+        self.is_up = True
+        return True
+
+    def _fail(self, why: str) -> None:
+        self.failure = why
+        self._reap()
+        warnings.warn(
+            f"a reader process could not be started: {why}. Threads of this process read instead, which is slower; "
+            f"processes=0 asks for that",
+            ReadersNotStarted,
+            stacklevel=2,
+        )
+
+    def _reap(self) -> None:
+        """Kill the process, if there is one, and forget it."""
+        self.is_up = self._is_starting = False
+        child, control, self._child, self._control = self._child, self._control, None, None
+        if control is not None:
+            control.close()
+        if child is not None:
+            child.kill()
+            with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, in a read that does not return
+                child.wait(GIVE_UP_WITHIN_S)
+
+    def _try_to_tell(self, message: object, descriptors: Sequence[int] = ()) -> bool:
+        try:
+            assert self._control is not None
+            wire.send(self._control, message, descriptors)
+        except OSError:
+            self.is_up = False
+            return False
+        return True
+
+
+class Lane:
+    """One thread's way to a process."""
+
+    def __init__(self, process: ReaderProcess) -> None:
+        self.process = process
+        self.is_busy = False
+        """Whether the process has a read of this lane."""
+        self._socket: socket.socket | None = None
+        self._life = -1
+        self._sent: dict[int, int] = {}
+        """By dataset: the memory of slots that the process knows from this lane."""
+
+    def is_ready(self) -> bool:
+        """Whether the process can take a read now."""
+        return self.process.look()
+
+    def do(self, task: Task, descriptor: int) -> Answer:
+        """Have a read done; ``ReaderDied`` if it killed the process twice, the second time by itself.
+
+        descriptor:  of the memory of the slots, which the process is sent with its first task
+        """
+        try:
+            return self._ask(task, descriptor)
+        except (EOFError, OSError):
+            self.process.died(self._life)
+        if stop.asked():
+            return NOTHING
+        return self.do_alone(task, descriptor)
+
+    def do_alone(self, task: Task, descriptor: int) -> Answer:
+        """Have a read done while nobody else reads in the process; ``ReaderDied`` if it kills it."""
+        with self.process.alone():
+            self.process.restart()
+            try:
+                return self._ask(task, descriptor)
+            except (EOFError, OSError):
+                self.process.died(self._life)
+        raise ReaderDied("reader processes died while they did this read")
+
+    def _ask(self, task: Task, descriptor: int) -> Answer:
+        assert task.memory is not None
+        self.is_busy = True
+        try:
+            if self._socket is None or self._life != self.process.life:
+                self._connect()
+            assert self._socket is not None
+            if self._sent.get(task.source) == task.memory.key:
+                wire.send(self._socket, replace(task, memory=None))
+            else:
+                wire.send(self._socket, task, [descriptor])
+                self._sent[task.source] = task.memory.key
+            answer: Answer = wire.receive(self._socket)[0]
+            return answer
+        finally:
+            self.is_busy = False
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def _connect(self) -> None:
+        self.close()
+        self._sent.clear()
+        self._socket, self._life = self.process.open_lane()
+
+
+NOTHING = Answer(0.0, 0.0, Counters())
+"""Of a read that nobody waits for any more."""

@@ -1,0 +1,254 @@
+"""A reader process: threads that do a loader's reads, straight into the loader's slots.
+
+``processes.py`` starts it, as a fresh interpreter. It has one control socket, and one more socket per thread (a lane).
+It ends when the loader does: the control socket is then closed, or the process has another parent.
+"""
+
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock.base import counters, sample_rng, torch_threads
+from penstock.base import scratch as memory
+from penstock.base import stop as stopping
+from penstock.base.machine import anonymous_bytes
+from penstock.base.scratch import map_shared
+from penstock.dataset.store import StoreBase
+from penstock.errors import PenstockError, WorkerDied
+from penstock.loader import wire
+from penstock.loader.schedule import Batch, Read
+from penstock.loader.shipment import Layout, unload
+from penstock.loader.slot_writer import SlotWriter
+from penstock.loader.slots import SlotBlock, block_bytes
+from penstock.loader.wire import Answer, SentError, SharedBlock, Task
+
+# How often it looks whether its parent is still there: sockets may have been inherited by others.
+LOOK_FOR_PARENT_EVERY_MS = 500
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The first message; the memory of the stores comes beside it."""
+
+    parent: int
+    layout: Layout
+    skip: bool
+    """Whether samples that cannot be read are left out."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The answer to the set-up."""
+
+    held_bytes: int
+    """What the process holds with all its imports."""
+    failure: str = ""
+    """Why it cannot read."""
+
+
+@dataclass(frozen=True)
+class OpenLane:
+    """Do the reads that come through the socket beside this message."""
+
+
+@dataclass(frozen=True)
+class EndEpoch:
+    """Give up the reads of this epoch and of those before it, and close files."""
+
+    generation: int
+
+
+def main(descriptor: int) -> NoReturn:
+    """Serve until the loader is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the loader decides
+    control = socket.socket(fileno=descriptor)
+    try:
+        setup, (stored,) = wire.receive(control)
+        reader = _start(control, setup, stored)
+        reader.serve(control, setup.parent)
+    except (EOFError, OSError):
+        pass  # the loader is gone
+    os._exit(0)
+
+
+def _start(control: socket.socket, setup: Setup, stored: int) -> "Reader":
+    try:
+        reader = Reader(unload(stored, setup.layout), skip=setup.skip)
+    except BaseException as error:
+        wire.send(control, Ready(0, "".join(traceback.format_exception_only(error)).strip()))
+        os._exit(1)
+    wire.send(control, Ready(anonymous_bytes()))
+    return reader
+
+
+class Reader:
+    """The stores of a loader, the memory of its slots, and the threads that read."""
+
+    def __init__(self, stores: Sequence[StoreBase], *, skip: bool) -> None:
+        self._stores, self._skip = stores, skip
+        self._blocks: dict[int, tuple[int, SlotBlock]] = {}
+        """By dataset: the slots that were mapped last, and their key."""
+        self._flags: dict[int, stopping.Flag] = {}
+        """By generation: whether to give up."""
+        self._ended = -1
+        self._busy = 0
+        self._turn = threading.Lock()
+
+    def serve(self, control: socket.socket, parent: int) -> None:
+        """Open lanes and end epochs until the loader is gone."""
+        poll = select.poll()
+        poll.register(control, select.POLLIN)
+        while os.getppid() == parent:
+            if not poll.poll(LOOK_FOR_PARENT_EVERY_MS):
+                continue
+            message, descriptors = wire.receive(control)
+            if isinstance(message, OpenLane):
+                lane = socket.socket(fileno=descriptors[0])
+                threading.Thread(target=self._serve_lane, args=(lane,), name="penstock-lane", daemon=True).start()
+            elif isinstance(message, EndEpoch):
+                self._end(message.generation)
+
+    def _end(self, generation: int) -> None:
+        with self._turn:
+            self._ended = max(self._ended, generation)
+            for number in [number for number in self._flags if number <= generation]:
+                self._flags.pop(number).is_set = True
+            if self._busy == 0:
+                self._close()
+
+    def _close(self) -> None:
+        for store in self._stores:
+            store.close()
+
+    # Lanes.
+
+    def _serve_lane(self, lane: socket.socket) -> None:
+        try:
+            while True:
+                task, descriptors = wire.receive(lane)
+                wire.send(lane, self._answer(task, descriptors))
+        except (EOFError, OSError):
+            pass  # the loader needs it no more
+        finally:
+            memory.release()
+            lane.close()
+
+    def _answer(self, task: Task, descriptors: Sequence[int]) -> Answer:
+        self._begin(task)
+        try:
+            return self._do(task, descriptors)
+        except BaseException as error:
+            sent = _sent(error)
+            return Answer(0.0, 0.0, counters.collect(), errors=dict.fromkeys(range(len(task.slots)), sent))
+        finally:
+            with self._turn:
+                self._busy -= 1
+                if self._busy == 0 and self._ended >= task.generation:
+                    self._close()
+
+    def _begin(self, task: Task) -> None:
+        with self._turn:
+            self._busy += 1
+            if task.generation <= self._ended:
+                flag = stopping.Flag(is_set=True)
+            else:
+                flag = self._flags.setdefault(task.generation, stopping.Flag())
+        stopping.watch(flag)
+        sample_rng.read_for(task.seed, task.epoch)
+        torch_threads.use_one_core()
+        if memory.prepared_bytes() < task.scratch_bytes:
+            memory.prepare(task.scratch_bytes)
+
+    def _do(self, task: Task, descriptors: Sequence[int]) -> Answer:
+        block = self._block(task, descriptors)
+        batches = [Batch(step=number, slot=slot, rows=task.rows[:0]) for number, slot in enumerate(task.slots)]
+        read = Read(
+            batches=batches, rows=task.rows, places=task.places, bounds=task.bounds, scattered=task.scattered,
+            share=task.share, fields=task.fields,
+        )  # fmt: skip
+        writer = SlotWriter(self._stores[task.source], block.memory_of, skip=self._skip)
+        if stopping.asked():
+            return Answer(0.0, 0.0, counters.collect())
+        notes = _Notes()
+        if task.is_watched:
+            with notes:
+                costs = writer.do(read)
+        else:
+            costs = writer.do(read)
+        return Answer(
+            costs.reading, costs.computing, costs.tally,
+            errors={batch.step: _sent(batch.error) for batch in batches if batch.error is not None},
+            left_out={
+                batch.step: [(place, _sent(error)) for place, error in batch.left_out]
+                for batch in batches
+                if batch.left_out
+            },
+            objects=_taken_objects(read, block) if block.objects else None,
+            notes=list(notes),
+        )  # fmt: skip
+
+    def _block(self, task: Task, descriptors: Sequence[int]) -> SlotBlock:
+        """The memory of a dataset's slots. It is sent with the first read of each lane."""
+        if task.memory is not None:
+            self._map(task.source, task.memory, descriptors[0])
+        return self._blocks[task.source][1]
+
+    def _map(self, source: int, shared: SharedBlock, descriptor: int) -> None:
+        with self._turn:
+            if source not in self._blocks or self._blocks[source][0] != shared.key:
+                fields = self._stores[source].fields
+                found = map_shared(descriptor, block_bytes(fields, shared.rows * shared.slots))
+                self._blocks[source] = shared.key, SlotBlock(fields, shared.rows, 0, found, shared.slots)
+        os.close(descriptor)
+
+
+class _Notes(list[tuple[str, Any, int]]):
+    """The reads from files that this thread does inside the ``with``."""
+
+    def __enter__(self) -> None:
+        counters.note_to(lambda path, begins, count: self.append((path, begins, count)))
+
+    def __exit__(self, *_: object) -> None:
+        counters.note_to(None)
+
+
+def _taken_objects(read: Read, block: SlotBlock) -> dict[str, list[Any]]:
+    """The Python objects that a read has put into slots, which then forget them."""
+    begins = [block.memory_of(batch.slot)[1] for batch in read.batches]
+    at = read.places + np.repeat(np.array(begins), np.diff(read.bounds))
+    taken = {}
+    for name, objects in block.objects.items():
+        if read.fields is None or name in read.fields:
+            taken[name] = list(objects[at])
+            objects[at] = None
+    return taken
+
+
+def _sent(error: BaseException) -> SentError:
+    """An error as it is sent: the exception itself if it pickles, else its text."""
+    trace = "" if isinstance(error, PenstockError) and error.__cause__ is None else _trace(error)
+    try:
+        pickled = pickle.dumps(error)
+        if isinstance(pickle.loads(pickled), Exception):  # noqa: S301  # just made
+            return SentError(pickled, trace)
+    except Exception:  # noqa: S110  # an exception with arguments of its own
+        pass
+    return SentError(pickle.dumps(WorkerDied(f"{type(error).__name__}: {error}")), trace)
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,120 @@
+"""Does reads: fills slots from a store, and finds the samples that cannot be read.
+
+The same code runs in threads of the training process and in reader processes.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.base import counters
+from penstock.base import stop as stopping
+from penstock.base.counters import Counters
+from penstock.dataset.store import Out, StoreBase
+from penstock.errors import DataError, SourceError, WorkerDied
+from penstock.loader.schedule import BatchRows, Read
+from penstock.read.pieces import Share
+
+BAD_INPUT = (DataError, SourceError)
+"""Faults of a sample, as opposed to faults of the program."""
+
+SlotMemory = Callable[[int], tuple[dict[str, np.ndarray], int]]
+"""From a slot's number to the arrays that hold it, and the row of them at which it begins."""
+
+
+@dataclass
+class ReadCosts:
+    """What one read took; times in seconds."""
+
+    reading: float = 0.0
+    computing: float = 0.0
+    """Of reading: on a core, rather than waiting."""
+    tally: Counters = field(default_factory=Counters)
+    """What was read and decoded."""
+
+
+class SlotWriter:
+    """Fills slots from one store. Faults are recorded in the batches that they belong to."""
+
+    def __init__(self, store: StoreBase, memory: SlotMemory, *, skip: bool) -> None:
+        self._store, self._memory, self._skip = store, memory, skip
+
+    def do(self, read: Read) -> ReadCosts:
+        """Do a read, and measure it."""
+        began, began_computing = time.perf_counter(), time.thread_time()
+        for first, last in self._groups(read):
+            self._fill(read, first, last)
+        reading, computing = time.perf_counter() - began, time.thread_time() - began_computing
+        return ReadCosts(reading, computing, counters.collect())
+
+    def _fill(self, read: Read, first: int, last: int) -> None:
+        """Fill these batches of a read; after an error, find out which batch or sample it belongs to."""
+        try:
+            self._store.read(*self._arguments(read, first, last))
+        except BaseException as error:
+            if stopping.asked():  # nobody will ask for these batches
+                return
+            if self._skip and isinstance(error, BAD_INPUT):
+                for number in range(first, last):
+                    self._skip_bad(read.of_batch(number), read.fields, known_bad=last - first == 1)
+            elif last - first == 1:
+                read.batches[first].error = _as_exception(error)
+            else:
+                for number in range(first, last):
+                    self._fill(read, number, number + 1)
+
+    def _groups(self, read: Read) -> Iterator[tuple[int, int]]:
+        """Batches that one call can fill: in the same arrays and, unless scattered, one after another."""
+        first, before, end = 0, None, 0
+        for number, batch in enumerate(read.batches):
+            arrays, begin = self._memory(batch.slot)
+            if before is not None and not (before is arrays and (read.scattered or end == begin)):
+                yield first, number
+                first = number
+            before, end = arrays, begin + read.bounds[number + 1] - read.bounds[number]
+        yield first, len(read.batches)
+
+    def _arguments(self, read: Read, first: int, last: int) -> tuple[np.ndarray, np.ndarray, Out, Share]:
+        """What the store needs to read these batches: rows, places, memory, and the share of a read."""
+        bounds = read.bounds[first : last + 1]
+        rows, places = read.rows[bounds[0] : bounds[-1]], read.places[bounds[0] : bounds[-1]]
+        arrays, begin = self._memory(read.batches[first].slot)
+        begins: np.ndarray | int = begin
+        if last - first > 1:
+            each = [self._memory(batch.slot)[1] for batch in read.batches[first:last]]
+            begins = np.repeat(np.array(each), np.diff(bounds))
+        if read.fields is not None:
+            arrays = {name: arrays[name] for name in read.fields}
+        return rows, np.add(places, begins, dtype=np.int64), arrays, read.share
+
+    def _skip_bad(self, part: BatchRows, fields: tuple[str, ...] | None, *, known_bad: bool = False) -> None:
+        """Read the samples that can be read, and leave out the others, which are found by halves."""
+        if stopping.asked():
+            return
+        if known_bad and len(part.rows) > 1:
+            middle = len(part.rows) // 2
+            for half in (slice(None, middle), slice(middle, None)):
+                self._skip_bad(BatchRows(part.batch, part.rows[half], part.places[half]), fields)
+            return
+        try:
+            bounds = (0, len(part.rows))
+            again = Read(batches=[part.batch], rows=part.rows, places=part.places, bounds=bounds, fields=fields)
+            self._store.read(*self._arguments(again, 0, 1))
+        except BAD_INPUT as error:
+            if len(part.rows) == 1:
+                part.batch.left_out.append((int(part.places[0]), error))
+            else:
+                self._skip_bad(part, fields, known_bad=True)
+        except BaseException as error:
+            part.batch.error = _as_exception(error)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What the caller gets: an exception raised in a thread must not end the caller's program as an exit would."""
+    if isinstance(error, Exception):
+        return error
+    died = WorkerDied(f"{type(error).__name__} was raised in a reader thread: {error}")
+    died.__cause__ = error
+    return died

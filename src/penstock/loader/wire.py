@@ -1,0 +1,125 @@
+"""Messages between a loader and its reader processes: pickles over Unix sockets, with descriptors beside them.
+
+Both ends are penstock's own processes of one user, connected before the first byte of data is read: nothing that a
+message holds comes from data unparsed.
+"""
+
+import os
+import pickle
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.base.counters import Counters
+from penstock.read.pieces import Share
+
+CAN_SEND_DESCRIPTORS = hasattr(os, "memfd_create") and hasattr(socket, "send_fds")
+"""Whether this system has what reader processes need."""
+
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A read, for a process that has the same stores."""
+
+    generation: int
+    """Which epoch it is for; reads of an epoch that was left are given up."""
+    source: int
+    """Which of the loader's datasets."""
+    seed: int
+    epoch: int
+    slots: Sequence[int]
+    """Of the read's batches."""
+    rows: np.ndarray
+    places: np.ndarray
+    bounds: Sequence[int]
+    scattered: bool
+    share: Share
+    fields: tuple[str, ...] | None
+    scratch_bytes: int
+    """What a read of this dataset may borrow."""
+    is_watched: bool
+    """Whether each read from a file is to be reported."""
+    memory: "SharedBlock | None" = None
+    """The slots, where this process has not mapped them yet; their descriptor comes beside."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBlock:
+    """The layout of slots in shared memory."""
+
+    key: int
+    rows: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a read."""
+
+    reading: float
+    computing: float
+    tally: Counters
+    errors: dict[int, "SentError"] = field(default_factory=dict)
+    """By the number of the batch in the read."""
+    left_out: dict[int, list[tuple[int, "SentError"]]] = field(default_factory=dict)
+    objects: dict[str, list[Any]] | None = None
+    """Fields of Python objects, which cannot lie in shared memory: the values of all rows, by field."""
+    notes: list[tuple[str, Any, int]] = field(default_factory=list)
+    """Reads from files, where they are watched."""
+
+
+class ReaderTraceback(Exception):
+    """The traceback of an error in a reader process."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class SentError:
+    """An exception on its way to another process."""
+
+    pickled: bytes
+    trace: str
+
+    def rebuild(self) -> Exception:
+        """The exception, with the traceback of the other process as its cause."""
+        error: Exception = pickle.loads(self.pickled)  # noqa: S301  # made by ``sent`` in our own process
+        if self.trace:
+            error.__cause__ = ReaderTraceback(self.trace)
+        return error
+
+
+def send(sock: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
+    """Send a message, and descriptors beside it."""
+    payload = pickle.dumps(message, protocol=5)
+    data = _LENGTH.pack(len(payload)) + payload
+    if descriptors:
+        data = data[socket.send_fds(sock, [data], descriptors) :]
+    if data:
+        sock.sendall(data)
+
+
+def receive(sock: socket.socket) -> tuple[Any, list[int]]:
+    """The next message and the descriptors beside it; ``EOFError`` if the other end is gone."""
+    header, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, 4)
+    if len(header) < _LENGTH.size:
+        header += _exactly(sock, _LENGTH.size - len(header))
+    payload = _exactly(sock, _LENGTH.unpack(header)[0])
+    return pickle.loads(payload), descriptors  # noqa: S301  # from our own process
+
+
+def _exactly(sock: socket.socket, length: int) -> bytes:
+    found = sock.recv(length, socket.MSG_WAITALL)
+    while len(found) < length:  # a signal came in between, or the other end is gone
+        more = sock.recv(length - len(found), socket.MSG_WAITALL)
+        if not more:
+            raise EOFError("the other process is gone")
+        found += more
+    return found
