@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.nsd.handmade import DONE, LAST_PUBLIC, PLANNED, TRIALS, handmade
 
-from penstock.nsd import NSD, get_dataloaders
+from penstock.nsd import NSD, get_dataloaders, zscore
 
 DOWNLOADS = [(subject, sessions) for subject, done in DONE.items() for sessions in (5, 15, done)]
 
@@ -76,6 +76,16 @@ def test_means_as_brain_diffuser_prepares_them(release, part):
     voxels, coco = opened(release).dataset(("voxels", "coco"), zscore="train", zscore_when="after", **options)[:]
     assert coco.tolist() == pictures
     np.testing.assert_allclose(voxels, normalized, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("roi", ["nsdgeneral", None])
+@pytest.mark.parametrize("sums_bytes", [1, 9000])
+def test_moments_of_means_are_fitted_part_by_part(releases, monkeypatch, roi, sums_bytes):
+    release = releases[5, 15]
+    options = {"split": "mindeye1/test", "reps": "mean", "zscore": "train", "zscore_when": "after", "roi": roi}
+    wanted = opened(release).dataset(("voxels",), **options)[:][0]
+    monkeypatch.setattr(zscore, "SUMS_BYTES", sums_bytes)
+    assert np.array_equal(opened(release).dataset(("voxels",), **options)[:][0], wanted)
 
 
 # MindEye and MindEye2.

@@ -29,6 +29,7 @@ SUFFIXES = (".hdf5", ".h5", ".mat", ".nii", ".nii.gz")
 NAME = re.compile(r"betas_session(\d+)(\.hdf5|\.h5|\.mat|\.nii|\.nii\.gz)")
 SURFACE = re.compile(r"[lr]h\.betas_session\d+\.\w+")
 """Betas on a surface, one file per hemisphere: not read."""
+MANY_PASSES = 1 << 20
 SURFACE_SPACES = ("fsaverage", "nativesurface")
 READ_VOLUMES = 'choose space="func1pt8mm" or "func1mm", or read them with nibabel'
 ADVICE = "nsd.prepare() or `penstock nsd prepare`"
@@ -116,6 +117,11 @@ class Sessions:
     def trials(self) -> int:
         """Trials per session."""
         return len(self._first[1])
+
+    @property
+    def passes(self) -> int:
+        """How often a session may be read part by part: a compressed one is decompressed whole each time."""
+        return 1 if any(path.endswith(".gz") for path in self.files.paths.values()) else MANY_PASSES
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -205,8 +205,11 @@ class Samples:
         lines = by_picture(np.asarray(self.trials["stim_id"]), self.wanted.fitted_on)
         if not len(lines):
             raise ConfigError('zscore="train": there is no trial to fit it on; pass zscore_fit="all", or booleans')
-        fitted_on = base.gather(lines, mean=True)
-        moments = self._fitted(fitted_on, np.arange(len(lines)), np.zeros(len(lines), np.int64), ddof=1)
+        if base.store.blocks is None:
+            fitted_on = base.gather(lines, mean=True)
+            moments = self._fitted(fitted_on, np.arange(len(lines)), np.zeros(len(lines), np.int64), ddof=1)
+        else:
+            moments = self._fitted_means(lines)
         return means.normalize(FIELD, moments.mean, moments.spread, np.zeros(len(means), np.int64), self.wanted.dtype)
 
     def _check_fitted(self, moments: zscore.Moments, used: np.ndarray, groups: np.ndarray) -> None:
@@ -230,14 +233,21 @@ class Samples:
         key = digest(base.fingerprint, digest(rows.tobytes()), digest(groups.tobytes()), ddof)
         if key not in self.nsd.moments:
             self.nsd.moments[key] = zscore.fit(
-                base, rows, groups, memory=self._fit_memory(base), ddof=ddof, on_error=self.wanted.on_error
+                base, rows, groups, memory=FIT_MEMORY, ddof=ddof, on_error=self.wanted.on_error
             )
         return self.nsd.moments[key]
 
-    def _fit_memory(self, base: Dataset) -> str | int:
-        """More where samples need all sessions at once."""
-        one_block = base.store.blocks is not None and len(base.store.blocks) == 1 and len(self.choice.sessions) > 1
-        return FIT_MEMORY + 2 * base.delivered.scratch_bytes(len(base)) if one_block else FIT_MEMORY
+    def _fitted_means(self, lines: np.ndarray) -> zscore.Moments:
+        """The moments of the means of pictures, from sessions that can only be read whole."""
+        pictures = np.full(len(self.trials), -1, np.int64)
+        used = lines != NO_ROW
+        pictures[lines[used]] = np.repeat(np.arange(len(lines)), used.sum(axis=1))
+        key = digest("means", self._base.fingerprint, digest(pictures.tobytes()))
+        if key not in self.nsd.moments:
+            self.nsd.moments[key] = zscore.fit_means(
+                self._base, pictures, memory=FIT_MEMORY // 2, passes=self.stored.passes, on_error=self.wanted.on_error
+            )
+        return self.nsd.moments[key]
 
     def _as_xyz(self, part: Dataset) -> Dataset:
         """Volumes as (X, Y, Z), which are stored as (Z, Y, X); a view, in a loader's batches."""

@@ -1,6 +1,7 @@
 """Means and standard deviations of voxels per group of trials: one bounded pass over the trials they are fitted on."""
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -11,6 +12,10 @@ from penstock.loader.loader import Loader
 from penstock.nsd.layout import FIELD
 
 BATCH_BYTES = 8 * MiB
+SUMS_BYTES = 64 * MiB
+"""Sums of all pictures that are kept at a time."""
+COLUMNS = 256
+"""Voxels whose moments are computed at a time, in double precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +72,44 @@ def fit(
     if running is not None:
         running.finish(moments, ddof)
     return moments
+
+
+def fit_means(betas: Dataset, pictures: np.ndarray, *, memory: int | str, passes: int, on_error: OnError) -> Moments:
+    """The moments of the means of pictures, with ddof 1; ``pictures`` has the picture of each row, -1 to leave it out.
+
+    For rows that can only be read session by session: the trials of a picture are spread over sessions, so sums of all
+    pictures are kept, for some voxels at a time. ``passes`` limits how often each session is read.
+    """
+    spec, rows = betas.fields[FIELD], np.flatnonzero(pictures >= 0)
+    counts = np.bincount(pictures[rows])
+    layer = prod(spec.shape[1:])
+    most = max(1, SUMS_BYTES // (4 * len(counts) * layer), -(-spec.shape[0] // passes))
+    mean, spread = np.zeros((1, *spec.shape), np.float32), np.zeros((1, *spec.shape), np.float32)
+    for first in range(0, spec.shape[0], most):
+        part = slice(first, min(first + most, spec.shape[0]))
+        sums = _sums(betas.select_within(FIELD, part), rows, pictures, memory=memory, on_error=on_error)
+        sums /= counts[:, None]
+        for begin in range(0, sums.shape[1], COLUMNS):
+            some = slice(part.start * layer + begin, part.start * layer + min(begin + COLUMNS, sums.shape[1]))
+            column = sums[:, begin : begin + COLUMNS].astype(np.float64)
+            mean.reshape(-1)[some] = column.mean(axis=0)
+            spread.reshape(-1)[some] = column.std(axis=0, ddof=1) if len(counts) > 1 else 0
+    return Moments(mean, spread, np.array([len(counts)]))
+
+
+def _sums(part: Dataset, rows: np.ndarray, pictures: np.ndarray, *, memory: int | str, on_error: OnError) -> np.ndarray:
+    """(pictures, voxels): the sum of each picture's trials. Two or three trials: float32 is exact enough."""
+    elements = prod(part.fields[FIELD].shape)
+    sums = np.zeros((int(pictures.max()) + 1, elements), np.float32)
+    chosen = join(values=part.select(rows), picture=from_arrays(picture=pictures[rows]))
+    with Loader(
+        chosen, batch_size=256, memory=memory, columns=("values", "picture"), output="numpy", rank=0, world_size=1,
+        on_error=on_error,
+    ) as loader:  # fmt: skip
+        for values, numbers in loader:
+            for value, number in zip(values.reshape(len(values), -1), numbers.tolist(), strict=True):
+                sums[number] += value
+    return sums
 
 
 class _Running:
