@@ -174,7 +174,7 @@ def main() -> None:
             notes[label] = _note(told, source, offset, args, out / goal if goal and np.isfinite(took) else None)
             print(f"{label}: {took:.2f} s {notes[label]}", file=sys.stderr, flush=True)
     shutil.rmtree(out)
-    _print(seconds, notes, args)
+    _write(seconds, notes, args)
 
 
 def _note(told: str, source: Path, offset: int, args: argparse.Namespace, goal: Path | None) -> str:
@@ -193,12 +193,18 @@ def _note(told: str, source: Path, offset: int, args: argparse.Namespace, goal: 
     return "; ".join(notes)
 
 
-def _print(seconds: dict[str, list[float]], notes: dict[str, str], args: argparse.Namespace) -> None:
-    bare = statistics.median(next(iter(seconds.values())))
-    print(f"\n{args.voxels:,} x {args.trials} int16 ({results.machine()})\n")
-    for label, found in seconds.items():
-        middle = statistics.median(found)
-        print(f"{label:36} {middle:8.2f} s  {middle / bare:6.2f} x bare  {notes[label]}")
+def _write(seconds: dict[str, list[float]], notes: dict[str, str], args: argparse.Namespace) -> None:
+    middles = {label: statistics.median(found) for label, found in seconds.items()}
+    bare = next(iter(middles.values()))
+    rows = []
+    for label, middle in middles.items():
+        ended = bool(np.isfinite(middle))
+        times = {"time_s": middle if ended else None, "bare_ratio": middle / bare if ended else None}
+        rows.append({"label": label, **times, "notes": notes[label]})
+    about = f"{args.voxels:,} x {args.trials} int16. The first row only reads and writes everything once."
+    command = f"python -m benchmarks.conversion --voxels {args.voxels} --trials {args.trials}"
+    results.write("conversion", command, rows, about=about)
+    print(results.table(results.read("conversion")))
 
 
 if __name__ == "__main__":
