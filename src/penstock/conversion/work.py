@@ -185,8 +185,9 @@ def writing(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)  # HDF5 adds a page to it
         raise ConvertFailed(
-            f"{path}: cannot be written ({error.strerror or error}, errno {error.errno}). What was written before "
+            f"{path}: cannot be written ({reason}, errno {error.errno}). What was written before "
             f"stays: remove the cause (make room, say) and convert again with the same arguments, which goes on from "
             f"there"
         ) from error
