@@ -3,6 +3,7 @@
 import gzip
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -10,6 +11,7 @@ import nibabel
 import numpy as np
 import pytest
 
+from penstock.conversion import fill
 from penstock.errors import BudgetExceeded, ConfigError, Corrupt, DataError, Missing, SchemaMismatch
 from penstock.files.files import Files
 from penstock.formats.nifti import open_stored_volumes
@@ -376,9 +378,16 @@ def test_copies_stand_for_sessions_that_are_gone(root):
 
 @pytest.mark.parametrize("layout", ["voxel-major", "rechunked", "trial-major"])
 def test_copies_made_part_by_part(tmp_path, layout, monkeypatch):
-    from penstock.nsd import prepare
+    made = fill.cut_array
 
-    monkeypatch.setattr(prepare, "MOST_TOGETHER", 24 * 2 * 17)
+    def cut_small(ds, name, options, room):
+        """Parts of a few voxels, or of a few trials."""
+        cut = made(ds, name, options, room)
+        box = cut.box if ds.store.blocks is None else tuple(-(-n // 2) for n in cut.box)
+        rows = 7 if ds.store.blocks is None else cut.rows
+        return replace(cut, box=box, read_rows=rows, shard_rows=rows)
+
+    monkeypatch.setattr(fill, "cut_array", cut_small)
     synthesize(tmp_path, stored=layout, stimuli=False)
     nsd = NSD(tmp_path)
     nsd.prepare()
@@ -390,7 +399,7 @@ def test_copies_made_part_by_part(tmp_path, layout, monkeypatch):
 
 
 def test_preparing_refuses(root, monkeypatch):
-    with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too small to prepare with"):
+    with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too small: the smallest that works is"):
         NSD(root).prepare(memory="1MiB")
     (root / "taken").write_text("a file")
     with pytest.raises(ConfigError, match="prepared=folder"):

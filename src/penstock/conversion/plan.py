@@ -241,7 +241,7 @@ def _cuts(ds: Dataset, goal: str, options: Options, room: int) -> dict[str, Cut]
     least = 0
     for name in ds.fields:
         try:
-            cuts[name] = _cut_array(ds, name, options, room)
+            cuts[name] = cut_array(ds, name, options, room)
         except TooLittle as found:
             least = max(least, found.need_bytes)
     if least:
@@ -249,7 +249,8 @@ def _cuts(ds: Dataset, goal: str, options: Options, room: int) -> dict[str, Cut]
     return cuts
 
 
-def _cut_array(ds: Dataset, name: str, options: Options, room: int) -> Cut:
+def cut_array(ds: Dataset, name: str, options: Options, room: int) -> Cut:
+    """One field of an array format, in tasks of at most ``room`` bytes."""
     spec, store = ds.fields[name], ds.only(name).delivered
     packs = options.format == "zarr" or options.compression != "none"
     wanted = Wanted(

@@ -1,42 +1,30 @@
 """Sessions rewritten from the order in which they are stored into copies by trial, in bounded memory.
 
-A session is read once. A session stored by voxel is rewritten in parts: as many voxels of all its trials as memory
-allows are read by all cores together, then written into each trial's row. Each copy gets its name when it is whole, and
-is not made again while its source stays the same.
+A session is read once and written once, by ``penstock.conversion``: where it is stored by voxel, as many voxels of all
+its trials at a time as memory allows. Each copy gets its name when it is whole, and is not made again while its source
+stays the same. All sessions of a subject can share one file.
 """
 
 import json
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from penstock.base import scratch
-from penstock.base.machine import cores
-from penstock.base.sizes import MiB, format_size
-from penstock.base.urls import is_remote
+from penstock.base.sizes import format_size
+from penstock.conversion.fill import fill_rows
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.store import StoreBase
-from penstock.errors import BudgetExceeded, ConfigError, ConvertFailed
+from penstock.errors import ConfigError, ConvertFailed
 from penstock.files.atomic import atomic_write
+from penstock.formats.open import open_with
 from penstock.nsd.betas import Sessions
 from penstock.nsd.layout import FIELD
-from penstock.nsd.libraries import needed
-from penstock.nsd.prepared import NOTE_VERSION, SUBJECT, VOLUMES, Prepared, fingerprint
+from penstock.nsd.prepared import NOTE_VERSION, SUBJECT, VOLUMES, Note, Prepared, fingerprint
 from penstock.nsd.regions import Voxels
-from penstock.read.part import Box, Within, elements, within
-
-BASE_BYTES = 32 * MiB
-"""Measured: libraries, chunk tables and threads, beside the part of a session in memory and the scratch."""
-MOST_TOGETHER = 96 * MiB
-"""A larger part would be no faster."""
-PIECE_BYTES = 4 * MiB
-"""Copied at a time when sessions are put into one file."""
 
 Report = Callable[[int, int], None]
 
@@ -60,10 +48,17 @@ class Job:
         notes, paths = self.prepared.notes(self.key), self.stored.files.paths
         return [s for s in self.sessions if s not in notes or not self.prepared.is_current(notes[s], paths[s])]
 
+    def is_one_stream(self, session: int) -> bool:
+        """Whether a session can only be read from its beginning: it is then written row after row."""
+        return self.stored.files.paths.get(session, "").endswith(".nii.gz")
+
 
 def prepare(job: Job, *, one_file: bool, progress: Report) -> str:
     """Make the copies that do not exist yet; return their folder."""
     folder = os.path.join(job.prepared.folder, job.key)
+    if one_file:
+        _put_into_one_file(job, progress)
+        return folder
     todo, each = job.missing(), 0
     if todo:
         each = job.stored.trials * job.stored.chosen(todo[0], job.voxels).fields[FIELD].row_bytes
@@ -74,55 +69,101 @@ def prepare(job: Job, *, one_file: bool, progress: Report) -> str:
             progress(before + bytes_, len(todo) * each)
 
         _copy_session(job, session, report)
-    if one_file:
-        _put_into_one_file(job.prepared, job.key)
     return folder
 
 
 def _copy_session(job: Job, session: int, report: Callable[[int], None]) -> None:
-    stored, source = job.stored, job.stored.files.paths[session]
-    _Copy(stored, session, job.voxels, job.limit_bytes).write(job.prepared.path(job.key, session), report)
-    note = {
-        "version": NOTE_VERSION, "source": fingerprint(source, job.prepared.files), "trials": stored.trials,
-        "reversed": stored.reversed, "voxels": "all" if job.voxels is None else job.voxels.name,
-        "made of": os.path.basename(source),
+    path = job.prepared.path(job.key, session)
+    with _written(path, f"session {session}") as part:
+        _fill(part, job, {session: job.stored.chosen(session, job.voxels)}, report)
+        _put_in_place(part, path)
+    _write_note(job.prepared.path(job.key, session, ".json"), {"version": NOTE_VERSION, **_entry(job, session)})
+
+
+def _entry(job: Job, session: int) -> dict[str, Any]:
+    """What is noted of a session that was copied just now."""
+    source = job.stored.files.paths[session]
+    return {
+        "source": fingerprint(source, job.prepared.files), "trials": job.stored.trials, "reversed": job.stored.reversed,
+        "voxels": "all" if job.voxels is None else job.voxels.name, "made of": os.path.basename(source),
     }  # fmt: skip
-    _write_note(job.prepared.path(job.key, session, ".json"), note)
 
 
-def _put_into_one_file(prepared: Prepared, key: str) -> None:
-    """All copies of these voxels in one file, in the order of sessions; their own files are then removed."""
-    notes, path = prepared.notes(key), prepared.path(key, SUBJECT)
-    if all(note.path == path for note in notes.values()):
+def _put_into_one_file(job: Job, progress: Report) -> None:
+    """All copies of these voxels in one file, in the order of sessions; what there was before is then removed."""
+    prepared, key = job.prepared, job.key
+    todo, notes, path = job.missing(), prepared.notes(key), prepared.path(key, SUBJECT)
+    if not todo and all(note.path == path for note in notes.values()):
         _remove_single_files(prepared, key, notes)  # of a call that was interrupted
         return
-    rows = {session: np.load(note.path, mmap_mode="r", allow_pickle=False) for session, note in notes.items()}
-    first = next(iter(rows.values()))
-    count = sum(note.trials for note in notes.values())
-    _make_room(os.path.dirname(path), count * first[0].nbytes)
-    entries: dict[str, Any] = {}
-    try:
-        whole = np.lib.format.open_memmap(f"{path}.part", "w+", first.dtype, (count, *first.shape[1:]))
-        _take_room(f"{path}.part")
-        done = 0
-        step = max(1, PIECE_BYTES // max(1, first[0].nbytes))
-        for session, note in notes.items():
-            for begin in range(0, note.trials, step):
-                end = min(begin + step, note.trials)
-                whole[done + begin : done + end] = rows[session][note.first + begin : note.first + end]
-            entries[str(session)] = {
-                "source": note.source, "trials": note.trials, "reversed": note.reversed, "first": done,
-            }  # fmt: skip
-            done += note.trials
-        whole.flush()
-        del whole, first, rows
+    parts = {session: _rows_of(job, note) for session, note in notes.items() if session not in todo}
+    parts |= {session: job.stored.chosen(session, job.voxels) for session in todo}
+    parts = dict(sorted(parts.items()))
+    bytes_ = sum(len(part) * part.fields[FIELD].row_bytes for part in parts.values())
+    _make_room(os.path.dirname(path), bytes_)
+    with _written(path, "the file of all sessions") as part:
+        _fill(part, job, parts, lambda done: progress(done, bytes_))
         with suppress(OSError):
             os.unlink(prepared.path(key, SUBJECT, ".json"))  # the new file is not what the old note describes
-        _put_in_place(f"{path}.part", path)
-    except OSError as error:
-        raise _failure(f"{path}.part", path, "the file of all sessions", error) from error
+        _put_in_place(part, path)
+    entries, first = {}, 0
+    for session, rows in parts.items():
+        kept = _kept_entry(notes[session]) if session not in todo else _entry(job, session)
+        entries[str(session)] = {**kept, "first": first}
+        first += len(rows)
     _write_note(prepared.path(key, SUBJECT, ".json"), {"version": NOTE_VERSION, "sessions": entries})
-    _remove_single_files(prepared, key, notes)
+    _remove_single_files(prepared, key, parts)
+
+
+def _kept_entry(note: Note) -> dict[str, Any]:
+    return {"source": note.source, "trials": note.trials, "reversed": note.reversed}
+
+
+def _rows_of(job: Job, note: Note) -> Dataset:
+    """The copy of a session, wherever it is."""
+    whole = open_with(job.stored.handles, note.path, [FIELD])
+    return whole.select(np.arange(note.first, note.first + note.trials))
+
+
+def _fill(part: str, job: Job, sessions: Mapping[int, Dataset], report: Callable[[int], None]) -> None:
+    """A npy file of some sessions, one after another."""
+    spec = next(iter(sessions.values())).fields[FIELD]
+    shape = (sum(len(rows) for rows in sessions.values()), *spec.shape)
+    values = np.lib.format.open_memmap(part, "w+", spec.dtype, shape)
+    offset, first = int(values.offset), 0
+    _take_room(part)
+    for session, rows in sessions.items():
+        done = first * spec.row_bytes
+        if rows.store.blocks is not None and job.is_one_stream(session):
+            at = np.arange(len(rows))
+            rows.store.read_into(at, at, {FIELD: values[first : first + len(rows)]})
+            report(done + len(rows) * spec.row_bytes)
+        else:
+            fill_rows(rows, part, offset + done, limit_bytes=job.limit_bytes, report=_after(done, report))
+        first += len(rows)
+    values.flush()
+
+
+def _after(before: int, report: Callable[[int], None]) -> Callable[[int], None]:
+    return lambda done: report(before + done)
+
+
+@contextmanager
+def _written(path: str, what: str) -> Iterator[str]:
+    """A file beside ``path`` to write; removed where that fails."""
+    part = f"{path}.part"
+    try:
+        yield part
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(part)
+        cause = error.__cause__ if isinstance(error, ConvertFailed) else error
+        if not isinstance(cause, OSError):
+            raise
+        raise ConvertFailed(
+            f"{path}: {what} could not be written ({cause.strerror or cause}, errno {cause.errno}). Copies that were "
+            f"whole before are kept: make room, and prepare again to continue"
+        ) from error
 
 
 def _remove_single_files(prepared: Prepared, key: str, sessions: Iterable[int]) -> None:
@@ -159,15 +200,6 @@ def _write_note(path: str, note: dict[str, object]) -> None:
         ) from error
 
 
-def _failure(part: str, path: str, what: str, error: OSError) -> ConvertFailed:
-    with suppress(OSError):
-        os.unlink(part)
-    return ConvertFailed(
-        f"{path}: {what} could not be written ({error.strerror or error}, errno {error.errno}). Copies that were whole "
-        f"before are kept: make room, and prepare again to continue"
-    )
-
-
 def _take_room(part: str) -> None:
     """Reserve disk space before writing through a mapping, where a full disk would end the process."""
     if hasattr(os, "posix_fallocate"):
@@ -180,127 +212,3 @@ def _put_in_place(part: str, path: str) -> None:
     with open(part, "r+b", buffering=0) as file:
         os.fsync(file.fileno())
     os.replace(part, path)
-
-
-@dataclass(frozen=True)
-class _Copy:
-    """The copy of one session in the making."""
-
-    stored: Sessions
-    session: int
-    voxels: Voxels | None
-    limit_bytes: int
-
-    def write(self, path: str, report: Callable[[int], None]) -> None:
-        source = self.stored.chosen(self.session, self.voxels)
-        part = f"{path}.part"
-        try:
-            rows = np.lib.format.open_memmap(
-                part, "w+", source.fields[FIELD].dtype, (len(source), *source.fields[FIELD].shape)
-            )
-            offset = int(rows.offset)
-            _take_room(part)
-            if self.stored.files.paths[self.session].endswith(".nii.gz"):  # one stream: row after row
-                source.store.read_into(np.arange(len(source)), np.arange(len(source)), {FIELD: rows})
-                report(rows.nbytes)
-                rows.flush()
-            else:
-                del rows
-                with open(part, "r+b", buffering=0) as file:
-                    self._rewrite(source, file.fileno(), offset, report)
-            _put_in_place(part, path)
-        except OSError as error:
-            raise _failure(part, path, f"session {self.session}", error) from error
-
-    def _rewrite(self, source: Dataset, descriptor: int, offset: int, report: Callable[[int], None]) -> None:
-        """Part by part: some elements of all trials, or, where each trial can be read by itself, some trials."""
-        spec, trials = source.fields[FIELD], len(source)
-        threads = cores()
-        room = self._room(source.store, threads)
-        if source.store.blocks is None:
-            step = max(1, room // max(1, spec.row_bytes))
-            for first in range(0, trials, step):
-                rows = np.arange(first, min(first + step, trials))
-                values = _read(source.store, rows, threads)
-                _pwrite(descriptor, values, offset + first * spec.row_bytes)
-                report((first + len(rows)) * spec.row_bytes)
-            return
-        done = 0
-        for part, begin in self._parts(spec.shape, room // trials // spec.dtype.itemsize):
-            store = source.select_within(FIELD, part).store
-            values = _read(store, np.arange(trials), threads).reshape(trials, -1)
-            for trial, row in enumerate(values):
-                _pwrite(descriptor, row, offset + trial * spec.row_bytes + begin * spec.dtype.itemsize)
-            done += values.nbytes
-            report(done)
-
-    def _parts(self, shape: tuple[int, ...], most: int) -> "list[tuple[Within, int]]":
-        """Parts of a row of at most ``most`` elements each, and the first element of each."""
-        if len(shape) == 1:
-            step = max(1, most)
-            numbers = np.arange(shape[0])
-            return [(elements(shape, numbers[begin : begin + step]), begin) for begin in range(0, shape[0], step)]
-        layer = int(np.prod(shape[1:]))
-        chunk = self._chunk_layers()
-        step = max(1, most // layer // chunk * chunk)
-        parts: list[tuple[Within, int]] = []
-        for first in range(0, shape[0], step):
-            part = within(shape, (slice(first, min(first + step, shape[0])),))
-            assert isinstance(part, Box)
-            parts.append((part, first * layer))
-        return parts
-
-    def _chunk_layers(self) -> int:
-        """Layers of a volume per chunk of the file: parts should not cut through chunks."""
-        path = self.stored.files.paths[self.session]
-        if is_remote(path):
-            return 1
-        with needed("h5py").File(path) as file:
-            chunks = file[FIELD].chunks
-        return max(1, chunks[1]) if chunks else 1
-
-    def _room(self, store: StoreBase, threads: int) -> int:
-        """Bytes of a session that may be in memory at once."""
-        borrowed = threads * store.scratch_bytes(1 if store.blocks is None else len(store))
-        room = self.limit_bytes - BASE_BYTES - borrowed
-        least = len(store) * store.fields[FIELD].dtype.itemsize
-        if room < least:
-            smallest = BASE_BYTES + borrowed + least
-            raise BudgetExceeded(
-                f"memory={format_size(self.limit_bytes)} is too small to prepare with: the smallest that works is "
-                f"{format_size(smallest)} ({smallest:,} bytes)",
-                smallest_bytes=smallest,
-            )
-        return min(room, MOST_TOGETHER)
-
-
-def _read(store: StoreBase, rows: np.ndarray, threads: int) -> np.ndarray:
-    """These rows, read by all threads together."""
-    spec = store.fields[FIELD]
-    values = scratch.buffer(len(rows) * spec.row_bytes).view(spec.dtype).reshape(len(rows), *spec.shape)
-    at, failures = np.arange(len(rows)), list[BaseException]()
-
-    def work(number: int) -> None:
-        try:
-            if store.blocks is None:
-                mine = at[number::threads]
-                store.read_into(rows[mine], mine, {FIELD: values})
-            else:
-                store.read(rows, at, {FIELD: values}, (number, threads))
-        except BaseException as error:
-            failures.append(error)
-
-    running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return values
-
-
-def _pwrite(descriptor: int, values: np.ndarray, offset: int) -> None:
-    view, done = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data, 0
-    while done < len(view):
-        done += os.pwrite(descriptor, view[done:], offset + done)
