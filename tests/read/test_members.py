@@ -142,7 +142,7 @@ def test_members_that_share_their_bytes(tmp_path):
     with TarWriter(str(tmp_path / "x.tar")) as writer:
         writer.write({"__key__": "000", **{f"{name}.raw": name.encode() * 100 for name in "abe"}})
     store = ps.open(tmp_path / "x.tar", decoders={"raw": "uint8"}).store
-    a, b = (store._together._fields[f"{name}.raw"] for name in "ab")
+    a, b = (store._adjacent._fields[f"{name}.raw"] for name in "ab")
     b.offsets = a.offsets
     b.reader.array = replace(b.reader.array, offsets=a.offsets)
     out = {name: np.zeros((1, *spec.shape), spec.dtype) for name, spec in store.fields.items()}

@@ -16,7 +16,7 @@ from penstock.read.chunk_groups import SmallChunks
 from penstock.read.chunks import chunk_reader
 from penstock.read.codecs import checked_by
 from penstock.read.extents import Array, Chunks, Extents, Members
-from penstock.read.members import GatherMembers, MemberReader, Together, member_reader, together
+from penstock.read.members import AdjacentMembers, GatherMembers, MemberReader, adjacent_members, member_reader
 from penstock.read.part import Box, Within, compose
 from penstock.read.pieces import WHOLE, Share
 from penstock.read.rows import Gathering, MappedReader, PartReader, RowReader, row_reader
@@ -60,8 +60,8 @@ class ExtentStore(StoreBase):
         }
 
     @cached_property
-    def _together(self) -> "Together | None":
-        return together(self._readers)
+    def _adjacent(self) -> "AdjacentMembers | None":
+        return adjacent_members(self._readers)
 
     def __len__(self) -> int:
         return self._length
@@ -96,17 +96,17 @@ class ExtentStore(StoreBase):
         )
 
     def scratch_bytes(self, rows: int) -> int:
-        at_once = 0 if self._together is None else self._together.scratch_bytes()
+        at_once = 0 if self._adjacent is None else self._adjacent.scratch_bytes()
         apart = max(at_once, *(reader.scratch_bytes(rows) for reader in self._readers.values()))
         return apart + self._files.scratch_bytes
 
     def read(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share = WHOLE) -> None:
         check_rows(rows, self)
         at_once: list[str] = []
-        if self._together is not None and share[0] == 0:
-            at_once = self._together.suits(list(out), len(rows))
+        if self._adjacent is not None and share[0] == 0:
+            at_once = self._adjacent.suits(list(out), len(rows))
             if at_once:
-                self._together.read(rows, at, {name: out[name] for name in at_once})
+                self._adjacent.read(rows, at, {name: out[name] for name in at_once})
         for name, target in out.items():
             reader = self._readers[name]
             if name in at_once:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 64 * MiB
 
-Chunks = tuple[tuple[int, ...], ...]
+ChunkSizes = tuple[tuple[int, ...], ...]
 """The lengths of the chunks along each axis, as Dask writes them."""
 
 
@@ -45,7 +45,7 @@ def to_dask(ds: "Dataset", chunk: int | str = CHUNK_BYTES) -> dict[str, "dask.ar
     return arrays
 
 
-def field_chunks(ds: "Dataset", name: str, size: int) -> Chunks:
+def field_chunks(ds: "Dataset", name: str, size: int) -> ChunkSizes:
     """Chunks of at most ``size`` bytes, if the file's own are not larger."""
     spec = ds.fields[name]
     row_bytes = max(1, spec.row_bytes)

@@ -14,7 +14,7 @@ from penstock.base.sizes import MiB
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, PenstockError, Truncated, Unavailable
 
 
-class Readable(Protocol):
+class ByteSource(Protocol):
     """All that is asked of a source."""
 
     def read(self, size: int, /) -> bytes:
@@ -37,7 +37,7 @@ SKIP_BYTES = MiB
 class _Begun:
     """A source whose first bytes were looked at, and are given out again."""
 
-    def __init__(self, source: Readable, begun: bytes) -> None:
+    def __init__(self, source: ByteSource, begun: bytes) -> None:
         self._source, self._begun = source, begun
         self.bytes_read = 0
 
@@ -57,8 +57,8 @@ class _Begun:
         return False
 
 
-def _zstd(source: Any, name: str) -> Readable:
-    reader: Readable
+def _zstd(source: Any, name: str) -> ByteSource:
+    reader: ByteSource
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]  # Python 3.14
 
@@ -77,7 +77,7 @@ def _zstd(source: Any, name: str) -> Readable:
 class _Compression(NamedTuple):
     name: str
     magic: bytes
-    open: Callable[[Any, str], Readable]
+    open: Callable[[Any, str], ByteSource]
 
 
 _COMPRESSIONS = (
@@ -102,7 +102,7 @@ def name_compression(begun: bytes | memoryview) -> str:
 class Stream:
     """The bytes of a source in order, decompressed if they are compressed, and counted."""
 
-    def __init__(self, source: Readable, name: str, max_expansion: int = MAX_EXPANSION) -> None:
+    def __init__(self, source: ByteSource, name: str, max_expansion: int = MAX_EXPANSION) -> None:
         self.name = name
         self.size: int | None = None
         """Bytes in all, once the end was reached."""
@@ -175,7 +175,7 @@ class Stream:
             )
 
 
-def pieces(source: Readable, name: str, piece_bytes: int, max_expansion: int) -> Iterator[bytes]:
+def pieces(source: ByteSource, name: str, piece_bytes: int, max_expansion: int) -> Iterator[bytes]:
     """The content of a compressed stream, in pieces of at most ``piece_bytes``."""
     stream = Stream(source, name, max_expansion)
     if not name_compression(stream.first_bytes):

@@ -20,7 +20,7 @@ from penstock.base.policy import ReadPolicy
 from penstock.base.scratch import borrow
 from penstock.base.sizes import MiB
 from penstock.errors import Changed, Missing, Truncated, Unavailable
-from penstock.files.manifest import Manifest, Span, digest
+from penstock.files.manifest import BlockSpan, Manifest, digest
 from penstock.files.mapping import map_descriptor
 from penstock.files.retry import check_regular, one_line, open_regular, retry_read
 
@@ -110,7 +110,7 @@ class Handle:
 
     manifest: Manifest | None = None
     _policy = ReadPolicy()
-    _span: Span | None = None
+    _span: BlockSpan | None = None
     """Which blocks of the manifest are this file's, once that was needed."""
     descriptor = -1
     _is_slow = False

@@ -50,7 +50,7 @@ LEAST_BLOCK, MOST_BLOCK = 4 * KiB, 64 * MiB
 # Measured: memory per name, beside its text.
 ENTRY_BYTES = 200
 
-Span = tuple[int, int]
+BlockSpan = tuple[int, int]
 
 Fill = Callable[[int, list[memoryview]], None]
 """Reads from an offset on into these views, one after another."""
@@ -125,12 +125,12 @@ class Manifest:
             if not os.path.exists(os.path.join(self.folder, name)):
                 raise Missing(f"{path}: the manifest {self.path} lists {name}, which is not there; restore it")
 
-    def span(self, path: str) -> Span:
+    def span(self, path: str) -> BlockSpan:
         """The first block of a file that it lists, and the file's size."""
         name = self.name_of(path)
         return self.firsts[name], self.sizes[name]
 
-    def blocks(self, span: Span, begin: int = 0, end: int = MOST_FILE_BYTES) -> Iterator[tuple[int, int, int]]:
+    def blocks(self, span: BlockSpan, begin: int = 0, end: int = MOST_FILE_BYTES) -> Iterator[tuple[int, int, int]]:
         """The number, begin and end of each block of a file, or of those that some bytes are of."""
         (first, size), step = span, self.block_bytes
         for block in range(begin // step, -(-min(end, size) // step)):
@@ -140,7 +140,7 @@ class Manifest:
         """Whether these are not the bytes of a block."""
         return bool(digest(data) != self.digests[number].tobytes())
 
-    def compare(self, path: str, span: Span, fill: Fill, wanted: tuple[int, int]) -> None:
+    def compare(self, path: str, span: BlockSpan, fill: Fill, wanted: tuple[int, int]) -> None:
         """Compare every block of a range with its digest, unless that was done before."""
         for number, begin, end in self.blocks(span, *wanted):
             if not self.seen[number]:

@@ -34,7 +34,7 @@ class NoSamples(Missing):
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleFields:
     """The samples of one file, and what the caller wants of them."""
 
     file: FileId

@@ -13,7 +13,7 @@ from penstock.read.chunk_decode import Decoding
 from penstock.read.convert import convert_piece
 from penstock.read.extents import Chunks
 from penstock.read.part import Within, everything
-from penstock.read.pieces import WHOLE, Places, Share
+from penstock.read.pieces import WHOLE, ElementPlaces, Share
 
 
 class WantedRows(NamedTuple):
@@ -86,7 +86,7 @@ class BlockReader:
 
 
 def place_elements(
-    row: np.ndarray, local: np.ndarray | None, goal: np.ndarray, places: Places, cast: Cast | None
+    row: np.ndarray, local: np.ndarray | None, goal: np.ndarray, places: ElementPlaces, cast: Cast | None
 ) -> None:
     """``goal[places] = row[local]``, converted; both flat. None stands for all of ``row``."""
     if local is None:
@@ -98,7 +98,7 @@ def place_elements(
         _place(values, goal, places, cast)
 
 
-def _place(values: np.ndarray, goal: np.ndarray, places: Places, cast: Cast | None) -> None:
+def _place(values: np.ndarray, goal: np.ndarray, places: ElementPlaces, cast: Cast | None) -> None:
     if isinstance(places, slice):
         convert_piece(values, goal[places], cast or Cast(goal.dtype))
     elif cast is None:

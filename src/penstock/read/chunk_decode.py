@@ -14,7 +14,7 @@ from penstock.errors import Corrupt, DecodeFailed, LimitExceeded, Missing, Trunc
 from penstock.files.files import Files
 from penstock.files.handles import NOT_SEEN, Handle
 from penstock.read.chunk_files import ChunksInFile, index_scratch_bytes, spread
-from penstock.read.codecs import Checksum, Decoder, Unshuffle, decoder
+from penstock.read.codecs import Checksum, ChunkDecoder, Unshuffle, decoder
 from penstock.read.convert import (
     block_bytes,
     blocks,
@@ -31,7 +31,7 @@ FILL_WAY_OUT = (
 )
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """One chunk, and where it lies."""
 
     block: int
@@ -90,15 +90,15 @@ class Decoding:
             return
         file, offset, length = self.many_files.locate_one(self.files, block, piece)
         with self.files.lend(file) as own:
-            self._read_at(own, Place(block, piece, *self._present_one(own, offset, length)), goal, cast)
+            self._read_at(own, ChunkPlace(block, piece, *self._present_one(own, offset, length)), goal, cast)
 
-    def _place(self, block: int, piece: int) -> Place:
+    def _place(self, block: int, piece: int) -> ChunkPlace:
         one, table = slice(piece, piece + 1), self.array.table
         offsets, lengths, skipped = table.find(block, one)
         mask = 0 if skipped is None else int(skipped[0])
         sums = table.sums(block, one) if self.is_checked else None
         crc32 = None if sums is None else int(sums[0])
-        return Place(block, piece, int(offsets[0]), int(lengths[0]), mask, crc32=crc32)
+        return ChunkPlace(block, piece, int(offsets[0]), int(lengths[0]), mask, crc32=crc32)
 
     def present(self, handle: Handle, found: ChunksInFile) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and lengths of chunks, now that their file is open, or known to be absent."""
@@ -125,7 +125,7 @@ class Decoding:
                 f"another: restore it"
             )
 
-    def _read_at(self, handle: Handle, place: Place, goal: np.ndarray, cast: Cast | None) -> None:
+    def _read_at(self, handle: Handle, place: ChunkPlace, goal: np.ndarray, cast: Cast | None) -> None:
         if place.offset == NEVER_WRITTEN:
             self.fill(place.block, place.piece, goal, cast)
             return
@@ -146,7 +146,7 @@ class Decoding:
         except (Corrupt, DecodeFailed, Truncated) as error:
             raise self.explained(error, handle, place) from error
 
-    def _read_plain(self, handle: Handle, place: Place, goal: np.ndarray, cast: Cast | None) -> None:
+    def _read_plain(self, handle: Handle, place: ChunkPlace, goal: np.ndarray, cast: Cast | None) -> None:
         self._check_plain(place.length)
         if cast is None:
             handle.read_into(place.offset, goal)
@@ -182,7 +182,7 @@ class Decoding:
         convert_piece(np.frombuffer(array.fill, array.stored), element, cast or Cast(goal.dtype))
         goal[:] = element
 
-    def explained(self, error: Exception, handle: Handle, place: Place) -> Corrupt | DecodeFailed | Truncated:
+    def explained(self, error: Exception, handle: Handle, place: ChunkPlace) -> Corrupt | DecodeFailed | Truncated:
         """The same error, with its place and the way out."""
         kind = type(error) if isinstance(error, Corrupt | DecodeFailed | Truncated) else Corrupt
         where = f"{self.array.piece_place(place.block, place.piece)} at offset {place.offset:,}"
@@ -201,13 +201,13 @@ class Decoding:
         if length != self.array.chunk_bytes:
             raise Corrupt(f"an uncompressed chunk has {length:,} bytes, expected {self.array.chunk_bytes:,}")
 
-    def _decoders(self, skipped: int) -> list[Decoder]:
+    def _decoders(self, skipped: int) -> list[ChunkDecoder]:
         if not skipped:
             return self.decoders
         last = len(self.decoders) - 1
         return [decode for number, decode in enumerate(self.decoders) if not skipped >> (last - number) & 1]
 
-    def _decode(self, source: np.ndarray, decoders: list[Decoder], goal: np.ndarray, cast: Cast | None) -> None:
+    def _decode(self, source: np.ndarray, decoders: list[ChunkDecoder], goal: np.ndarray, cast: Cast | None) -> None:
         decode, *later = decoders
         if isinstance(decode, Checksum) and later:
             self._decode(decode.checked(source), later, goal, cast)
@@ -238,11 +238,11 @@ def check_crc32(stored: np.ndarray, expected: int | None) -> None:
         raise Corrupt(f"its CRC-32 is {found:08x}, but the archive's directory says {expected:08x}")
 
 
-def _is_only_checked(decoders: list[Decoder], place: Place, goal: np.ndarray) -> TypeGuard[list[Checksum]]:
+def _is_only_checked(decoders: list[ChunkDecoder], place: ChunkPlace, goal: np.ndarray) -> TypeGuard[list[Checksum]]:
     """Whether a chunk is stored as it is, before a checksum: then it is read straight into its place."""
     only = len(decoders) == 1 and isinstance(decoders[0], Checksum) and place.crc32 is None
     return only and place.length == goal.nbytes + Checksum.BYTES
 
 
-def _is_piecewise(decode: Decoder) -> bool:
+def _is_piecewise(decode: ChunkDecoder) -> bool:
     return isinstance(decode, Unshuffle) and decode.piecewise

@@ -41,7 +41,7 @@ class ChunksInFile(NamedTuple):
     lengths: np.ndarray
 
 
-class Places(Protocol):
+class FilePlaces(Protocol):
     """Where the files of a grid are: in a folder or an archive."""
 
     @property
@@ -106,7 +106,7 @@ class FileTable:
     checked_by = ""
     text = "a file each"
 
-    def __init__(self, grid: Grid, places: Places, longest: int) -> None:
+    def __init__(self, grid: Grid, places: FilePlaces, longest: int) -> None:
         self.grid, self.places, self.longest = grid, places, longest
         self.shape = grid.shape
         self.folder = places.root
@@ -166,7 +166,7 @@ class ShardTable(FileTable):
     def text(self) -> str:  # type: ignore[override]
         return f"{prod(self.index.chunks):,} to a shard"
 
-    def __init__(self, grid: Grid, places: Places, longest: int, index: ShardIndex, kept_bytes: int) -> None:
+    def __init__(self, grid: Grid, places: FilePlaces, longest: int, index: ShardIndex, kept_bytes: int) -> None:
         super().__init__(grid, places, longest)
         self.index, self._kept_bytes = index, kept_bytes
         self._kept: OrderedDict[tuple[int, ...], np.ndarray | None] = OrderedDict()

@@ -17,7 +17,7 @@ from penstock.errors import Corrupt, DecodeFailed, Truncated
 from penstock.files.files import Files
 from penstock.files.handles import Handle
 from penstock.read.chunk_blocks import BlockReader, WantedRows, place_elements
-from penstock.read.chunk_decode import Place, check_crc32
+from penstock.read.chunk_decode import ChunkPlace, check_crc32
 from penstock.read.chunk_files import locating_bytes
 from penstock.read.coalesce import consecutive, spans
 from penstock.read.convert import convert, convert_scratch_bytes
@@ -171,9 +171,9 @@ class _Lines(NamedTuple):
     def checks(self) -> np.ndarray:
         return np.full(len(self.offsets), None) if self.sums is None else self.sums
 
-    def place(self, each: int) -> Place:
+    def place(self, each: int) -> ChunkPlace:
         piece = int(self.pieces[self.numbers[each]])
-        return Place(self.block, piece, int(self.offsets[each]), int(self.lengths[each]))
+        return ChunkPlace(self.block, piece, int(self.offsets[each]), int(self.lengths[each]))
 
 
 def _copy_lines(read: np.ndarray, starts: np.ndarray, decoded: np.ndarray, lines: np.ndarray) -> None:

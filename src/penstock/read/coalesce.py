@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """``rows`` rows from ``source`` on, to the places from ``target`` on."""
 
     source: int
@@ -19,19 +19,19 @@ class Run(NamedTuple):
     rows: int
 
 
-def neighbours(sources: np.ndarray, targets: np.ndarray) -> list[Run]:
+def neighbours(sources: np.ndarray, targets: np.ndarray) -> list[RowRun]:
     """Merge items whose source and target numbers both go up by one."""
-    runs: list[Run] = []
+    runs: list[RowRun] = []
     source, target, count = 0, 0, 0
     for next_source, next_target in zip(sources.tolist(), targets.tolist(), strict=True):
         if count and next_source == source + count and next_target == target + count:
             count += 1
             continue
         if count:
-            runs.append(Run(source, target, count))
+            runs.append(RowRun(source, target, count))
         source, target, count = next_source, next_target, 1
     if count:
-        runs.append(Run(source, target, count))
+        runs.append(RowRun(source, target, count))
     return runs
 
 
@@ -42,16 +42,16 @@ def consecutive(numbers: np.ndarray) -> bool:
     return bool(numbers[-1] - numbers[0] == len(numbers) - 1 and (numbers[1:] - numbers[:-1] == 1).all())
 
 
-def limited(runs: Iterable[Run], most: int) -> list[Run]:
+def limited(runs: Iterable[RowRun], most: int) -> list[RowRun]:
     """The same, with no read of more than ``most`` rows."""
     return [
-        Run(run.source + done, run.target + done, min(most, run.rows - done))
+        RowRun(run.source + done, run.target + done, min(most, run.rows - done))
         for run in runs
         for done in range(0, run.rows, most)
     ]
 
 
-class Span(NamedTuple):
+class ReadSpan(NamedTuple):
     """One read that serves several wanted ranges."""
 
     which: np.ndarray
@@ -62,7 +62,7 @@ class Span(NamedTuple):
 
 def spans(
     offsets: np.ndarray, lengths: np.ndarray, wanted: np.ndarray, gap_bytes: int, most_bytes: int
-) -> Iterator[Span]:
+) -> Iterator[ReadSpan]:
     """Ranges ``wanted`` of those given -> reads in the order of the file.
 
     Ranges are read together where no more than ``gap_bytes`` lie between them, up to ``most_bytes`` a read; a longer
@@ -77,5 +77,5 @@ def spans(
             begin = int(begins[first])
             fit = first + int(np.searchsorted(ends[first:after], begin + most_bytes, side="right"))
             last = max(first + 1, fit)
-            yield Span(order[first:last], begin, int(ends[last - 1]))
+            yield ReadSpan(order[first:last], begin, int(ends[last - 1]))
             first = last

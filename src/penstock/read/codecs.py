@@ -69,13 +69,13 @@ def checked_by(names: Iterable[str]) -> str:
     return found[0].checks if found else ""
 
 
-class Decoder(Protocol):
+class ChunkDecoder(Protocol):
     """One codec, ready to run; ``source`` and ``target`` are contiguous uint8."""
 
     def __call__(self, source: np.ndarray, target: np.ndarray) -> None: ...
 
 
-def decoder(codec: CodecId) -> Decoder:
+def decoder(codec: CodecId) -> ChunkDecoder:
     """The decoder of a codec in a table of chunks."""
     name, parameter = codec
     known = CODECS.get(name)

@@ -36,7 +36,7 @@ _WHOLE_NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 
 _UINT8, _INT64, _OBJECT = np.dtype(np.uint8), np.dtype(np.int64), np.dtype(object)
 
-Decoder = str | Callable[[bytes], Any] | np.dtype
+MemberDecoder = str | Callable[[bytes], Any] | np.dtype
 """A function of the bytes, a name in ``penstock.read.objects``, or the dtype of plain bytes."""
 Decoders = Mapping[str, Any]
 """The caller's decoders by field or extension: see ``decoder_of``."""
@@ -54,9 +54,9 @@ class MemberOptions:
     fit: Fit = "resize"
     max_pixels: int = MAX_PIXELS
     max_member_bytes: int = MAX_MEMBER_BYTES
-    decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    decoders: Mapping[str, MemberDecoder] = field(default_factory=dict)
 
-    def decoder(self, name: str) -> Decoder | None:
+    def decoder(self, name: str) -> MemberDecoder | None:
         """The caller's decoder for a field: by its whole name, or by the longest of its extensions that has one."""
         while name not in self.decoders:
             _, dot, name = name.partition(".")
@@ -304,7 +304,7 @@ def kind_of(name: str, first: bytes, wanted: MemberOptions | None = None) -> Kin
     return Value(objects.BY_EXTENSION.get(extension, objects.BYTES))
 
 
-def decoder_of(given: Any) -> Decoder:
+def decoder_of(given: Any) -> MemberDecoder:
     """A decoder as a caller gives it: a function, a name in ``penstock.read.objects``, or the dtype of the bytes."""
     if isinstance(given, str) and given in objects.NAMED:
         return given

@@ -5,7 +5,7 @@
    Members lie anywhere, so numpy sees the file as if a row of that size began at every byte, and copies the wanted ones
    (``GatherMembers``).
 3. Together: the members of one sample that lie next to each other, in one request instead of one per field
-   (``Together``).
+   (``AdjacentMembers``).
 """
 
 from collections.abc import Mapping
@@ -204,7 +204,7 @@ class _Field:
         self.whole = len(self.head) + self.straight_bytes
 
 
-class Together:
+class AdjacentMembers:
     """Several fields of one archive."""
 
     def __init__(self, readers: Mapping[str, MemberReader | GatherMembers]) -> None:
@@ -277,7 +277,7 @@ class Together:
         return True
 
 
-def together(readers: Mapping[str, object]) -> Together | None:
+def adjacent_members(readers: Mapping[str, object]) -> AdjacentMembers | None:
     """A reader of several fields of one archive; None if they are not in one."""
     found = {
         name: reader
@@ -285,4 +285,4 @@ def together(readers: Mapping[str, object]) -> Together | None:
         if isinstance(reader, MemberReader | GatherMembers) and not isinstance(reader.array, LooseFiles)
     }
     files = {reader.array.file for reader in found.values()}
-    return Together(found) if len(found) > 1 and len(files) == 1 else None
+    return AdjacentMembers(found) if len(found) > 1 and len(files) == 1 else None

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, PenstockEr
 from penstock.read.codecs import cannot_load
 from penstock.read.picture_headers import PictureHeader, read_header
 
-Mode = Literal["L", "RGB", "RGBA"]
+ColourMode = Literal["L", "RGB", "RGBA"]
 Fit = Literal["resize", "cover", "crop"]
 """To a size: stretched to it; scaled until it covers it, and what stands out cut off; or its middle cut out."""
 
@@ -45,7 +45,7 @@ _PILLOW_FORMATS = (
 
 def decode(
     data: bytes,
-    mode: Mode = "RGB",
+    mode: ColourMode = "RGB",
     max_pixels: int = MAX_PIXELS,
     out: np.ndarray | None = None,
     header: PictureHeader | None = None,
@@ -73,7 +73,7 @@ def decode(
     return out
 
 
-def decode_with_pillow(data: bytes, mode: Mode | None, max_pixels: int = MAX_PIXELS) -> Any:
+def decode_with_pillow(data: bytes, mode: ColourMode | None, max_pixels: int = MAX_PIXELS) -> Any:
     """A picture as Pillow's own ``Image``, loaded and converted; without a mode as it is stored."""
     checked_header(data, max_pixels)
     with _opened_by_pillow(data) as picture:
@@ -150,7 +150,7 @@ def fit(pixels: np.ndarray, how: Fit, out: np.ndarray) -> None:
     np.copyto(out, np.asarray(scaled))
 
 
-def convert(pixels: np.ndarray, mode: Mode) -> np.ndarray:
+def convert(pixels: np.ndarray, mode: ColourMode) -> np.ndarray:
     """Grey, grey + alpha, RGB or RGBA of 8 or 16 bits -> ``mode``, as Pillow converts."""
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[..., 0]

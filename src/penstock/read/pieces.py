@@ -22,7 +22,7 @@ WORKING_BYTES = 56
 # Elements of a mask located at a time.
 LOCATED_TOGETHER = 65536
 
-Places = slice | np.ndarray
+ElementPlaces = slice | np.ndarray
 
 Share = tuple[int, int]
 """(number, of): threads share the pieces of a block, and each reads its share of every row."""
@@ -44,7 +44,7 @@ class Groups(Protocol):
     def pieces(self, begin: int, end: int) -> np.ndarray:
         """The numbers of wanted pieces ``begin`` up to ``end``."""
 
-    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, Places]:
+    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, ElementPlaces]:
         """Which elements of those pieces are wanted (None: all), and where in the part of the row they go."""
 
 
@@ -111,7 +111,7 @@ class MaskPiece:
 
     __slots__ = ("local", "number", "places")
 
-    def __init__(self, number: int, local: np.ndarray, places: Places) -> None:
+    def __init__(self, number: int, local: np.ndarray, places: ElementPlaces) -> None:
         self.number, self.local, self.places = number, local, places
         """Its number, the elements of one row's share that are wanted, and where they go."""
 
@@ -142,7 +142,7 @@ def _located(array: Chunks, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return numbers, local
 
 
-def _as_slice(places: np.ndarray) -> Places:
+def _as_slice(places: np.ndarray) -> ElementPlaces:
     """A slice where the places follow each other."""
     return slice(int(places[0]), int(places[-1]) + 1) if consecutive(places) else places
 
@@ -164,7 +164,7 @@ class _ElementGroups:
     def pieces(self, begin: int, end: int) -> np.ndarray:
         return self.flat[begin:end]
 
-    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, Places]:
+    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, ElementPlaces]:
         here = slice(begin, begin + len(pieces))
         return None, here if self.order is None else _as_slice(self.order[here])
 
@@ -186,7 +186,7 @@ class _MaskGroups:
     def pieces(self, begin: int, end: int) -> np.ndarray:
         return self.numbers[begin:end]
 
-    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, Places]:
+    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, ElementPlaces]:
         bounds = self.begins[begin : begin + len(pieces) + 1]
         here = slice(int(bounds[0]), int(bounds[-1]))
         first_of_each = np.repeat(np.arange(len(pieces)) * self.width, np.diff(bounds))
@@ -221,7 +221,7 @@ class _BoxGroups:
         at = [each[where] for each, where in zip(self.along, crossing, strict=True)]
         return np.asarray(np.ravel_multi_index(at, self.array.grid))
 
-    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, Places]:
+    def elements(self, begin: int, end: int, pieces: np.ndarray) -> tuple[np.ndarray | None, ElementPlaces]:
         array = self.array
         corners = np.unravel_index(pieces, array.grid)
         inside = np.unravel_index(np.arange(array.piece_elements), array.chunk)

@@ -109,16 +109,16 @@ class _Timed(io.RawIOBase):
                 continue
 
 
-Place = tuple[str, str, int | None]
+Endpoint = tuple[str, str, int | None]
 """Scheme, host and port."""
 
 
 class _Connection:
     """One connection to a host, which answers one request after another."""
 
-    def __init__(self, place: Place, client: http.client.HTTPConnection, via_proxy: Mapping[str, str] | None) -> None:
-        self.place, self._client, self._via_proxy = place, client, via_proxy
-        """``via_proxy``: the headers for the proxy, if there is one."""
+    def __init__(self, place: Endpoint, client: http.client.HTTPConnection, proxy: Mapping[str, str] | None) -> None:
+        self.place, self._client, self._via_proxy = place, client, proxy
+        """``proxy``: the headers for the proxy, if there is one."""
         self.used = False
         self._peer = ""
 
@@ -188,7 +188,7 @@ class Answer:
         self._ended = self.left == 0
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Endpoint:
         """The server that answered."""
         return self._connection.place
 
@@ -253,7 +253,7 @@ class Connections:
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: dict[Place, list[_Connection]] = {}
+        self._idle: dict[Endpoint, list[_Connection]] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._tls: ssl.SSLContext | None = None
@@ -332,7 +332,7 @@ class Connections:
             _connection=connection, _pool=self,
         )  # fmt: skip
 
-    def _connection(self, place: Place) -> _Connection:
+    def _connection(self, place: Endpoint) -> _Connection:
         with self._lock:
             waiting = self._idle.get(place)
             if waiting:

@@ -92,11 +92,11 @@ def basichandlers(key: str, data: bytes) -> Any:
 @dataclass(frozen=True)
 class _Form:
     holder: Literal["numpy", "torch", "pil"]
-    channels: pictures.Mode
+    channels: pictures.ColourMode
     floats: bool = False
 
 
-_CHANNELS: dict[str, pictures.Mode] = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+_CHANNELS: dict[str, pictures.ColourMode] = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
 PICTURE_MODES = {
     **{f"{name}8": _Form("numpy", mode) for name, mode in _CHANNELS.items()},
     **{name: _Form("numpy", mode, floats=True) for name, mode in _CHANNELS.items()},

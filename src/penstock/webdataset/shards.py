@@ -16,7 +16,7 @@ from penstock.base.file_id import FileId
 from penstock.base.urls import check_scheme as refuse_scheme
 from penstock.base.urls import is_remote, shown
 from penstock.errors import ConfigError, Unavailable
-from penstock.files.compression import Readable
+from penstock.files.compression import ByteSource
 from penstock.files.files import Files
 from penstock.files.handles import identify
 from penstock.files.retry import open_regular
@@ -166,7 +166,7 @@ def own_opener(url: str) -> Opener | None:
 
 
 @contextlib.contextmanager
-def opened(shard: Shard, files: Files) -> Iterator[Readable]:
+def opened(shard: Shard, files: Files) -> Iterator[ByteSource]:
     """The bytes of a shard, for as long as they are read; files are closed behind it, the caller's own are not."""
     if "stream" in shard:
         stream = shard["stream"]

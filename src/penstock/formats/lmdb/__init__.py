@@ -19,7 +19,7 @@ from penstock.dataset.store import Store
 from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, Missing, SchemaMismatch, Unsafe
 from penstock.formats.lmdb import keys as lmdbkeys
 from penstock.formats.lmdb import pages as lmdbwalk
-from penstock.formats.sample_fields import PICTURE_HEAD_BYTES, Samples
+from penstock.formats.sample_fields import PICTURE_HEAD_BYTES, SampleFields
 from penstock.formats.tar import samples as tarindex
 from penstock.formats.tar.samples import NOT_THERE, MemberTable, SampleTable
 from penstock.read import kinds, objects
@@ -53,7 +53,7 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     table = _table(file, options)
     if not table.samples:
         raise Missing(f"{file.path}: an LMDB database without samples")
-    samples = Samples(file, table, options, "values of a database", patterns=True)
+    samples = SampleFields(file, table, options, "values of a database", patterns=True)
     columns = _columns(samples)
     arrays: dict[str, Extents] = {
         name: samples.members(name, column, partial(_kind_of, samples, name, column))
@@ -62,7 +62,7 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     return ExtentStore(arrays, options.files)
 
 
-def _columns(samples: Samples) -> dict[str, int]:
+def _columns(samples: SampleFields) -> dict[str, int]:
     """The fields to read, and their columns in the table."""
     path, fields = samples.file.path, samples.options.fields
     names = lmdbkeys.field_names(samples.table.fields)
@@ -76,7 +76,7 @@ def _columns(samples: Samples) -> dict[str, int]:
     return {name: names.index(name) for name in fields or names}
 
 
-def _is_picture(samples: Samples) -> bool:
+def _is_picture(samples: SampleFields) -> bool:
     try:
         return read_header(samples.value(0, 0)[:PICTURE_HEAD_BYTES]) is not None
     except LimitExceeded:  # reported later, with the kind of the field
@@ -111,7 +111,7 @@ def _side_by_side(file: FileId, databases: Mapping[str, MemberTable]) -> SampleT
     return found
 
 
-def _kind_of(samples: Samples, name: str, column: int, value: bytes) -> kinds.Kind:
+def _kind_of(samples: SampleFields, name: str, column: int, value: bytes) -> kinds.Kind:
     """The kind of a field: as the caller says, else by the suffix of its keys, else by its first value."""
     wanted = samples.options.members
     ending = samples.table.fields[column].removeprefix("*.").lower()
@@ -140,7 +140,7 @@ def _kind_of(samples: Samples, name: str, column: int, value: bytes) -> kinds.Ki
     )
 
 
-def _some(samples: Samples, column: int) -> list[bytes]:
+def _some(samples: SampleFields, column: int) -> list[bytes]:
     there = np.flatnonzero(samples.table.offsets[:, column] != NOT_THERE)
     at = np.linspace(0, len(there) - 1, min(LOOKED_AT, len(there)), dtype=np.int64)
     return [samples.value(sample, column) for sample in there[at].tolist()]

@@ -12,7 +12,7 @@ from penstock.dataset.extent_store import ExtentStore
 from penstock.dataset.store import Store
 from penstock.errors import DataError, Missing, Truncated
 from penstock.files import saved as savedcolumns
-from penstock.formats.sample_fields import NoSamples, Samples
+from penstock.formats.sample_fields import NoSamples, SampleFields
 from penstock.formats.tar import samples as tarindex
 from penstock.formats.tar.samples import SampleTable
 from penstock.read import kinds
@@ -69,7 +69,7 @@ def _opened(file: FileId, options: "OpenOptions") -> Store:
         if name not in table.fields:
             raise Missing(f"{path}: no field {name!r}; its members are {_describe_fields(table)}")
         kind_of = partial(kinds.kind_of, name, wanted=options.members)
-        arrays[name] = Samples(file, table, options).members(name, table.fields.index(name), kind_of)
+        arrays[name] = SampleFields(file, table, options).members(name, table.fields.index(name), kind_of)
     store = ArchiveStore(arrays, options.files)
     store.left_out = table.left_out
     return store

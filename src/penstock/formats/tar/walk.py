@@ -50,7 +50,7 @@ _ZEROS = bytes(BLOCK)
 _FILE, _FOLDER = b"0", b"5"
 
 
-class Source(Protocol):
+class ArchiveSource(Protocol):
     """The bytes of an archive, read from its beginning to its end."""
 
     name: str
@@ -93,7 +93,7 @@ class WindowSizes:
 
 
 class Window:
-    """A ``Source`` over a file: a buffer that moves along with the walk."""
+    """An ``ArchiveSource`` over a file: a buffer that moves along with the walk."""
 
     def __init__(self, handle: PositionedFile, sizes: WindowSizes = WindowSizes()) -> None:
         self.name, self.size = handle.file.path, handle.file.size
@@ -104,7 +104,7 @@ class Window:
         self._step = sizes.first_bytes
 
     def read(self, at: int, length: int, skipped: int = 0) -> memoryview:
-        """See ``Source``."""
+        """See ``ArchiveSource``."""
         if at + length > self._end:
             self._move(at, length, skipped)
         return self._view[at - self._begin : self._end - self._begin]
@@ -147,7 +147,7 @@ _Columns = tuple[bytes, int, int, bytes, bytes]
 class Walk:
     """The entries of an archive in their order, all but folders; iterate over it once."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ArchiveSource) -> None:
         self._source = source
         self._ahead: bytes | memoryview = b""
         """What the source gave last; empty if it was asked for other bytes since."""
@@ -337,7 +337,7 @@ def walk(archive: str | Handle, sizes: WindowSizes = WindowSizes()) -> MemberTab
         return _table(Window(handle, sizes))
 
 
-def _table(source: Source) -> MemberTable:
+def _table(source: ArchiveSource) -> MemberTable:
     members, links, found = MemberList(), dict[int, Link](), Walk(source)
     add = members.add
     for name, offset, length, kind, target in found.columns():

@@ -25,7 +25,7 @@ from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, Schema
 from penstock.files.files import Files
 from penstock.formats.rows import checked_axis, common_rows, list_names, without_axis
 from penstock.formats.zarr.fallback import ZarrLayout, ZarrStore, absent_chunks
-from penstock.formats.zarr.keys import FolderKeys, Keys, ZipKeys
+from penstock.formats.zarr.keys import FolderKeys, ZarrKeys, ZipKeys
 from penstock.formats.zarr.metadata import ZarrArray, parse, zarr_array
 from penstock.read.chunk_files import FileTable, Grid, ShardTable
 from penstock.read.extents import Chunks, ChunkTable, Extents
@@ -56,7 +56,7 @@ def is_store(path: str) -> bool:
     return any(keys.read(mark) is not None for mark in MARKS)
 
 
-def _keys(path: str, files: Files) -> Keys:
+def _keys(path: str, files: Files) -> ZarrKeys:
     return ZipKeys(path, files) if os.path.isfile(path) else FolderKeys(path, files)
 
 
@@ -120,7 +120,7 @@ def open_store(path: str, options: "OpenOptions") -> Store:
 # Arrays of a store.
 
 
-def _nodes(keys: Keys, seen: set[str], key: str = "", depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+def _nodes(keys: ZarrKeys, seen: set[str], key: str = "", depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
     """Arrays at any depth: key and metadata. If the store has a list of all (consolidated metadata), that is used.
 
     Each group is visited once (``seen``): a few groups that link to each other have an endless number of names.
@@ -146,7 +146,7 @@ def _nodes(keys: Keys, seen: set[str], key: str = "", depth: int = 0) -> Iterato
         yield from _nodes(keys, seen, f"{prefix}{name}", depth + 1)
 
 
-def _inside(keys: Keys, name: str) -> str:
+def _inside(keys: ZarrKeys, name: str) -> str:
     """A name as a key; names that lead out of the store are refused."""
     key = name.strip("/")
     plain = unquote(key)  # as a server would see it
@@ -160,7 +160,7 @@ def _inside(keys: Keys, name: str) -> str:
     return key
 
 
-def _named_arrays(keys: Keys, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _named_arrays(keys: ZarrKeys, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The arrays of these names if all are there: then the store need not be listed."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -172,7 +172,7 @@ def _named_arrays(keys: Keys, names: tuple[str, ...]) -> dict[str, dict[str, Any
     return found
 
 
-def _consolidated(keys: Keys, prefix: str, group: dict[str, Any] | None) -> Mapping[str, dict[str, Any]] | None:
+def _consolidated(keys: ZarrKeys, prefix: str, group: dict[str, Any] | None) -> Mapping[str, dict[str, Any]] | None:
     """Metadata of all arrays below a group, if the group has them in one place."""
     if group is not None:
         kept = group.get("consolidated_metadata")
@@ -192,7 +192,7 @@ def _is_array(document: object) -> bool:
     return isinstance(document, dict) and document.get("node_type") == "array"
 
 
-def _read(keys: Keys, key: str) -> dict[str, Any] | None:
+def _read(keys: ZarrKeys, key: str) -> dict[str, Any] | None:
     text = keys.read(key)
     return None if text is None else parse(text, keys.path(key))
 
@@ -222,7 +222,7 @@ def _names(path: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions
 
 
 def _stored_array(
-    keys: Keys, path: str, name: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions"
+    keys: ZarrKeys, path: str, name: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions"
 ) -> StoredArray:
     key = "" if "" in nodes else name.strip("/")
     if key not in nodes:
@@ -242,7 +242,7 @@ def _stored_array(
     return StoredArray(name, key, document, array, axis)
 
 
-def _check_safe(keys: Keys, found: StoredArray) -> None:
+def _check_safe(keys: ZarrKeys, found: StoredArray) -> None:
     """Refuse codecs that would run code from the data."""
     document = _read(keys, found.document) or {}
     steps = [*(document.get("filters") or []), document.get("compressor"), *(document.get("codecs") or [])]
@@ -257,7 +257,7 @@ def _check_safe(keys: Keys, found: StoredArray) -> None:
 # The place of chunks.
 
 
-def _check_grid(keys: Keys, found: StoredArray) -> None:
+def _check_grid(keys: ZarrKeys, found: StoredArray) -> None:
     """Refuse too many chunks: a few bytes can declare any number."""
     array, axis = found.array, found.axis
     steps = array.chunk or array.outer
@@ -279,7 +279,7 @@ def _check_grid(keys: Keys, found: StoredArray) -> None:
         )
 
 
-def _chunks(keys: Keys, found: StoredArray, options: "OpenOptions") -> Chunks | str:
+def _chunks(keys: ZarrKeys, found: StoredArray, options: "OpenOptions") -> Chunks | str:
     array, axis = found.array, found.axis
     assert array.stored is not None
     table = _table(keys, found, options.files.policy.kept_shard_index_bytes)
@@ -296,7 +296,7 @@ def _chunks(keys: Keys, found: StoredArray, options: "OpenOptions") -> Chunks | 
     )  # fmt: skip
 
 
-def _table(keys: Keys, found: StoredArray, kept_index_bytes: int) -> ChunkTable | str:
+def _table(keys: ZarrKeys, found: StoredArray, kept_index_bytes: int) -> ChunkTable | str:
     array = found.array
     grid = Grid(tuple(-(-size // step) for size, step in zip(array.shape, array.chunk, strict=True)), found.axis)
     if isinstance(keys, FolderKeys):
@@ -323,7 +323,7 @@ def _fill_text(array: ZarrArray) -> str:
     return str(np.frombuffer(_fill(array), array.stored)[0])
 
 
-def _check_written(keys: Keys, found: StoredArray, options: "OpenOptions") -> None:
+def _check_written(keys: ZarrKeys, found: StoredArray, options: "OpenOptions") -> None:
     if options.allow_fill or options.on_error == "skip":
         return
     if not keys.has_chunks(found.prefix, found.array.before):
@@ -335,7 +335,7 @@ def _check_written(keys: Keys, found: StoredArray, options: "OpenOptions") -> No
 
 
 def _through_zarr(
-    keys: Keys, arrays: Mapping[str, tuple[StoredArray, str]], rows: int, options: "OpenOptions"
+    keys: ZarrKeys, arrays: Mapping[str, tuple[StoredArray, str]], rows: int, options: "OpenOptions"
 ) -> ZarrStore:
     if isinstance(keys, FolderKeys) and keys.is_remote:
         reasons = "; ".join(f"{name!r}: {why}" for name, (_, why) in arrays.items())

@@ -13,7 +13,7 @@ from penstock.base.sizes import MiB
 from penstock.dataset import sliced
 from penstock.dataset.sliced import SlicedStore
 from penstock.errors import ConfigError, DecodeFailed, Missing
-from penstock.formats.zarr.keys import Keys
+from penstock.formats.zarr.keys import ZarrKeys
 from penstock.read.chunk_decode import FILL_WAY_OUT
 
 # What zarr-python holds in a read, measured: the slice it returns, and for each chunk in progress (ten by default) the
@@ -114,7 +114,7 @@ def _array(store: Any, key: str, where: str) -> Any:
         ) from error
 
 
-def absent_chunks(keys: Keys, key: str, name: str, row_axis: int, *, allowed: bool) -> dict[int, int]:
+def absent_chunks(keys: ZarrKeys, key: str, name: str, row_axis: int, *, allowed: bool) -> dict[int, int]:
     """Missing files of chunks or shards, by block of rows; an error unless ``allowed``.
 
     zarr-python would silently read them as the fill value. An array that it cannot open is refused here as well, not in

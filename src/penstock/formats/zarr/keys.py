@@ -184,4 +184,4 @@ class ZipChunks:
         return KnownTable(turned(self.offsets), turned(self.lengths), crc32=turned(self.sums))
 
 
-Keys = FolderKeys | ZipKeys
+ZarrKeys = FolderKeys | ZipKeys
