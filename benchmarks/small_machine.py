@@ -1,0 +1,233 @@
+"""python -m benchmarks.small_machine [--rounds 3] [--only WORDS …] [--grain PYTHON] [--data FOLDER]: ordinary work on
+few cores, beside other loaders and beside threads without a loader.
+
+Everything runs in a process of its own, in turns, for a few seconds after its first batch; medians of all rounds count.
+All sides read one value per page of every batch. Grain has dependencies of its own: install it with torch, h5py,
+imagecodecs and array_record into another environment, and give that environment's Python.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results
+from benchmarks.small_data import make_all
+from penstock.base.sizes import format_size
+
+HERE = Path(__file__).resolve().parent
+SECONDS = 2.5
+
+OURS, OTHERS, BARE = "benchmarks.small_ours", "benchmarks.small_others", "benchmarks.bare"
+
+
+@dataclass(frozen=True)
+class Runner:
+    """One line of a case: ``module:function`` and its arguments."""
+
+    label: str
+    target: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    python: str = sys.executable
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of work, done by several."""
+
+    name: str
+    runners: tuple[Runner, ...]
+    unit: str = "samples/s"
+    watch: bool = False
+    """Whether memory is measured too, in a pass of its own."""
+
+
+def cases(root: Mapping[str, str], grain: str | None) -> Iterator[Case]:
+    """All work, on data in these folders."""
+    volumes, shards = root["volumes"], root["shards"]
+    grains = partial(Runner, "Grain, 2 threads", python=grain or "")
+
+    def case(name: str, *runners: Runner, **more: Any) -> Case:
+        return Case(name, tuple(one for one in runners if one.python), **more)
+
+    yield case(
+        "volumes, contiguous HDF5, batch 32",
+        Runner("penstock, 768 MiB", f"{OURS}:volumes", {"folder": volumes, "memory": "768MiB"}),
+        grains(f"{OTHERS}:grain_volumes", {"folder": volumes}),
+        Runner("torch + h5py, 2 workers", f"{OTHERS}:torch_volumes", {"folder": volumes, "workers": 2}),
+        Runner("bare, 2 threads", f"{BARE}:volumes", {"folder": volumes, "batch": 32}),
+    )
+    yield case(
+        "volumes, gzip in h5py's own chunks, batch 32",
+        Runner("penstock, 1 GiB", f"{OURS}:guessed", {"folder": volumes, "memory": "1GiB"}),
+        Runner("penstock, 1.5 GiB", f"{OURS}:guessed", {"folder": volumes, "memory": "1536MiB"}),
+        Runner("bare, 2 threads", f"{BARE}:guessed_chunks", {"path": f"{volumes}/guessed.hdf5"}),
+    )
+    for contiguous, name in ((False, "channels-last view"), (True, "contiguous planes")):
+        grain_runner = [grains(f"{OTHERS}:grain_pictures", {"folder": root["records of shards"]})] * contiguous
+        yield case(
+            f"pictures in shards, {name}, batch 32",
+            Runner("penstock, 256 MiB", f"{OURS}:pictures", {"folder": shards, "contiguous": contiguous}),
+            *(grain_runner if grain else ()),
+            Runner("bare, 2 threads", f"{BARE}:pictures", {"folder": shards, "batch": 32, "planes": contiguous}),
+        )
+    for batch in (32, 300):
+        verbs = partial(dict, folder=shards, workers=2, batch=batch)
+        yield case(
+            f"verbs over the same shards, 2 workers, batch {batch}",
+            Runner("penstock.webdataset", "benchmarks.shards:pipeline", verbs(package="penstock.webdataset")),
+            Runner("webdataset", "benchmarks.shards:pipeline", verbs(package="webdataset")),
+            watch=True,
+        )
+    vectors = root["vectors"]
+    yield case(
+        "records of 4 KiB, batch 256",
+        Runner("penstock, 256 MiB", f"{OURS}:records", {"path": vectors, "batch": 256}),
+        Runner("torch, memmap, 0 workers", f"{OTHERS}:torch_records", {"path": vectors, "batch": 256}),
+        Runner("bare, 2 threads", f"{BARE}:records", {"path": vectors, "batch": 256}),
+    )
+    for batch in (1, 8, 32):
+        here = {"path": root["rows"], "batch": batch}
+        yield case(
+            f"rows of 1 KiB, batches of {batch}",
+            Runner("penstock", f"{OURS}:records", here),
+            Runner("torch, memmap, 0 workers", f"{OTHERS}:torch_records", here),
+        )
+    yield case(
+        "1,000 HDF5 files of small rows, batch 64",
+        Runner("penstock", f"{OURS}:many_files", {"pattern": f"{root['files']}/*.h5"}),
+        Runner("torch + h5py, all open", f"{OTHERS}:torch_many_files", {"folder": root["files"]}),
+    )
+    yield case(
+        "1,000 shards of small samples, batch 64",
+        Runner("penstock", f"{OURS}:many_files", {"pattern": f"{root['many shards']}/*.tar"}),
+        Runner("webdataset, 2 workers", f"{OTHERS}:many_shards", {"folder": root["many shards"]}),
+    )
+    yield case(
+        "first epoch ÷ second, pictures in shards",
+        Runner("penstock", f"{OURS}:first_epoch", {"folder": shards}),
+        unit="ratio",
+    )
+    yield case(
+        "volumes, files not in memory",
+        Runner("penstock", f"{OURS}:cold_volumes", {"folder": volumes}),
+        Runner("torch + h5py, 2 workers", f"{OTHERS}:cold_volumes", {"folder": volumes}),
+        Runner("bare, files read from beginning to end", f"{OTHERS}:cold_sequential", {"folder": volumes}),
+        unit="MB/s",
+    )
+    yield case("penstock.open of one npy file", Runner("penstock", f"{OURS}:open_npy", {"path": vectors}), unit="ms")
+    yield case("its first batch", Runner("penstock", f"{OURS}:first_batch", {"path": vectors}), unit="ms")
+
+
+# One process.
+
+
+def in_child(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run one line for a few seconds: its rate, or the number that it returns; or what it held at most."""
+    import torch  # noqa: F401  # libraries are loaded before anything is counted
+
+    module, name = job["target"].split(":")
+    made = getattr(importlib.import_module(module), name)(**job["arguments"])
+    if not isinstance(made, Iterator):
+        return {"value": made}
+    if not job["watch"]:
+        return {"value": _rate(made)}
+    from penstock.testing.measure import MemoryWatch
+
+    with MemoryWatch(0.02) as watch:
+        _rate(made)
+    return {"value": watch.peak_bytes}
+
+
+def _rate(batches: Iterator[int]) -> float:
+    next(batches)
+    began, samples = time.perf_counter(), 0
+    for size in batches:
+        samples += size
+        if time.perf_counter() - began > SECONDS:
+            break
+    return samples / (time.perf_counter() - began)
+
+
+def run(one: Runner, watch: bool = False) -> float | str:
+    """One line in a process of its own; a number, or why there is none."""
+    job = json.dumps({"target": one.target, "arguments": dict(one.arguments), "watch": watch})
+    command = [one.python, "-m", __spec__.name, "--child", job]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent)
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["no output"])[-1][:100]
+    return float(json.loads(done.stdout.splitlines()[-1])["value"])
+
+
+# All of it.
+
+
+def measure(case: Case, rounds: int) -> list[dict[str, Any]]:
+    """The lines of one case, in turns."""
+    found: dict[str, list[float]] = {one.label: [] for one in case.runners}
+    failed: dict[str, str] = {}
+    for _ in range(rounds):
+        for one in case.runners:
+            value = "" if one.label in failed else run(one)
+            if isinstance(value, float):
+                found[one.label].append(value)
+            elif value:
+                failed[one.label] = value
+    peaks = {one.label: run(one, watch=True) for one in case.runners if case.watch}
+    medians = {label: statistics.median(values) for label, values in found.items() if values}
+    bare = next((value for label, value in medians.items() if label.startswith(results.REFERENCES)), None)
+    loaders = [v for label, v in medians.items() if not label.startswith(("penstock", *results.REFERENCES))]
+    best = max(loaders, default=None)
+    rows = []
+    for label in found:
+        value = medians.get(label)
+        row = {"label": case.name, "with": label, "unit": case.unit, "median": _text(value) or failed[label]}
+        row["of bare"] = f"{value / bare:.0%}" if value and bare else ""
+        row["× best other"] = f"{value / best:.2g}" if value and best and label.startswith("penstock") else ""
+        peak = peaks.get(label)
+        row["peak memory"] = format_size(int(peak)) if isinstance(peak, float) else ""
+        row["all runs"] = ", ".join(map(_text, found[label]))
+        rows.append(row)
+    return rows
+
+
+def _text(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.small_machine", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=[], help="cases whose names contain one of these")
+    parser.add_argument("--grain", help="the Python of an environment that has Grain")
+    parser.add_argument("--data", type=Path, default=HERE / "data")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(in_child(json.loads(args.child))), flush=True)
+        os._exit(0)  # bare threads never end
+    rows = []
+    for case in cases(make_all(args.data, args.grain), args.grain):
+        if not args.only or any(words in case.name for words in args.only):
+            rows += measure(case, args.rounds)
+            print("\n".join(" | ".join(map(str, row.values())) for row in rows[-len(case.runners) :]), flush=True)
+    if not args.only:
+        results.write(
+            "small-machine", "python -m benchmarks.small_machine", rows, title="Ordinary work on few cores",
+            about="Loaders and threads without a loader, in turns; all read one value per page of every batch.",
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
