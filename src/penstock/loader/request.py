@@ -8,7 +8,7 @@ import numpy as np
 from penstock.base import checks
 from penstock.base.machine import free_bytes
 from penstock.base.sizes import MiB, format_size, parse_size
-from penstock.base.spec import Cast, row_bytes
+from penstock.base.spec import Cast, ReadPath, row_bytes
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.explain import advice, read_paths
 from penstock.dataset.rewrite import choose_fields
@@ -43,7 +43,8 @@ def request_for(
 ) -> Request:
     """The input of a plan."""
     limit, note = memory_limit(memory)
-    placement = place(store, read_paths(store), threads, processes, limit)
+    paths = read_paths(store)
+    placement = place(store, paths, threads, processes, limit)
     return Request(
         fields=store.fields,
         batch_rows=min(batch_size, len(order)),
@@ -57,7 +58,7 @@ def request_for(
         index_bytes=store.index_bytes,
         shared_index=store.shared_index,
         **_blocks(order),
-        **_layout(order, store),
+        **_layout(order, paths),
         spare_slots=spare_slots,
         limit_note=note,
     )
@@ -100,12 +101,11 @@ def _window_rows(window: int | str, row: int) -> int:
     return checks.whole("window", window, least=1, expected='a size such as "512MiB", or a number of rows')
 
 
-def _layout(order: Order, store: StoreBase) -> dict[str, Any]:
+def _layout(order: Order, paths: Sequence[ReadPath]) -> dict[str, Any]:
     """What a plan says about how rows are stored and mixed."""
     in_blocks = isinstance(order, InWindows)
     mixing = order.order if isinstance(order, Repeated) else order
     quality = mixing.quality if isinstance(mixing, BlockShuffled) else 1.0 if isinstance(mixing, Shuffled) else None
-    paths = read_paths(store)
     worst = max(paths, key=lambda path: path.amplification, default=None)
     return {
         "shuffle_quality": quality,

@@ -325,18 +325,24 @@ class NSD:
         keep = np.array(trials["session"].isin(sessions))
         inside = np.flatnonzero(keep)
         if isinstance(split, str):
-            if self._planned is None and needs_design(split):
-                raise Missing(
-                    f"split={split!r}: depends on the whole experiment, which {self.layout.design} or "
-                    f"{self.layout.stim_info} describes, and neither is there; fetch one of them"
-                )
-            keep &= choose(trials, split, seed=seed, planned=self._planned)
+            keep &= choose(trials, split, seed=seed, planned=self._planned_for(split))
         elif split is not None:
             keep &= booleans(split, trials, "split")
         keep &= matching(trials, where)
         if not keep.any():
             raise ConfigError("no trial is left: sessions=, split= and where= exclude all of them")
         return Choice(trials, inside, np.flatnonzero(keep[inside]))
+
+    def _planned_for(self, split: str) -> Any:
+        """The trials of the whole experiment, where the split depends on them."""
+        if not needs_design(split):
+            return None
+        if self._planned is None:
+            raise Missing(
+                f"split={split!r}: depends on the whole experiment, which {self.layout.design} or "
+                f"{self.layout.stim_info} describes, and neither is there; fetch one of them"
+            )
+        return self._planned
 
     def _fitted_on(self, given: Any, zscore: str | None, split: Any, seed: int, choice: Choice) -> np.ndarray:
         """Rows of the chosen sessions on which z-scores are fitted."""
@@ -348,7 +354,8 @@ class NSD:
         if kind != "train":
             return choice.rows if kind == "own" else np.arange(len(choice.trials))
         if isinstance(split, str):
-            return np.flatnonzero(fitting(choice.trials, split, zscore, seed=seed, planned=self._planned))
+            planned = self._planned_for(split)
+            return np.flatnonzero(fitting(choice.trials, split, zscore, seed=seed, planned=planned))
         return np.flatnonzero(~np.asarray(choice.trials["shared1000"], bool))
 
     def __repr__(self) -> str:
