@@ -279,6 +279,7 @@ def test_in_this_process(peer: Any, shards: str, program: Any, monkeypatch: pyte
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize(("workers", "ranks"), [(0, 2), (2, 1), (2, 2), (4, 1), (4, 2)])
 def test_on_workers_and_ranks(

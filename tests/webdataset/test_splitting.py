@@ -1,12 +1,14 @@
 """Every sample once over all ranks and workers, however few the shards."""
 
 from itertools import chain, islice
+from random import Random
 
 import pytest
 
 import penstock.webdataset as wds
 from penstock.errors import ConfigError
 from penstock.webdataset import run as place
+from penstock.webdataset import wids
 from penstock.webdataset.run import Place
 from penstock.webdataset.splitting import Share, share_of
 
@@ -196,3 +198,59 @@ def test_a_list_without_end_is_not_read_to_its_end(stand):
     stand(1, 2, 1, 2)
     mine = wds.split_by_worker(wds.split_by_node(endless()))
     assert [shard["url"] for shard in islice(mine, 3)] == ["3", "7", "11"]
+
+
+def by_steps(source):
+    """Shards to samples as programs do that open, expand and group for themselves."""
+    steps = wds.tariterators
+    return steps.group_by_keys(steps.tar_file_expander(steps.url_opener(source)))
+
+
+def split_then(*stages):
+    return [wds.split_by_node, wds.split_by_worker, *stages]
+
+
+PIPELINES = {
+    "shuffled shards, then samples": lambda urls: wds.WebDataset(
+        urls, nodesplitter=wds.split_by_node, shardshuffle=100
+    ).shuffle(3),
+    "a seed for all": lambda urls: wds.WebDataset(
+        urls, nodesplitter=wds.split_by_node, shardshuffle=100, seed=5, detshuffle=True
+    ).shuffle(3, seed=4),
+    "detshuffle, split, samples": lambda urls: wds.DataPipeline(
+        wds.SimpleShardList(urls), wds.detshuffle(), *split_then(wds.tarfile_to_samples(), wds.shuffle(3))
+    ),
+    "split, then shuffled shards": lambda urls: wds.DataPipeline(
+        wds.SimpleShardList(urls), *split_then(wds.shuffle(10), wds.tarfile_to_samples(), wds.detshuffle(3))
+    ),
+    "a shuffle with an rng": lambda urls: wds.DataPipeline(
+        wds.SimpleShardList(urls), *split_then(wds.tarfile_to_samples(), wds.shuffle(3, rng=Random(1)))
+    ),
+    "opened, expanded, grouped": lambda urls: wds.DataPipeline(
+        wds.SimpleShardList(urls, seed=2), *split_then(by_steps)
+    ),
+    "several lists": lambda urls: wds.DataPipeline(
+        wds.shardspec({"datasets": [{"shards": urls}]}), *split_then(wds.tarfile_to_samples())
+    ),
+    "by random access": lambda urls: wds.FluidWrapper(by_random_access(urls)),
+}
+
+
+def by_random_access(urls):
+    shards = [{"url": url, "nsamples": sum(1 for _ in wds.WebDataset(url, nodesplitter=None, workersplitter=None,
+                                                                    empty_check=False))}
+              for url in wds.expand_urls(urls)]  # fmt: skip
+    samples = wids.ShardListDataset(shards, transformations=[])
+    here = place.here()
+    mine = islice(wids.DistributedChunkedSampler(samples, chunksize=3), here.worker, None, here.workers)
+    return [{"cls": samples[number][".cls"].getvalue()} for number in mine]
+
+
+@pytest.mark.parametrize("make", PIPELINES.values(), ids=PIPELINES)
+@pytest.mark.parametrize("counts", [[5, 4], [2] * 13], ids=["few shards", "many shards"])
+def test_every_pipeline_gives_every_sample_once(numbered, stand, counts, make):
+    pattern = numbered(counts)
+    for ranks in (1, 2, 3):
+        for workers in (0, 1, 2, 4):
+            parts = everywhere(stand, ranks, workers, lambda: labels(make(pattern)))
+            assert sorted(chain(*parts)) == list(range(sum(counts))), f"{ranks} ranks, {workers} workers"

@@ -108,7 +108,8 @@ class FluidWrapper(DataPipeline):
     """Adds the verbs to any iterable of samples."""
 
     def __init__(self, source: Any) -> None:
-        super().__init__(source)
+        super().__init__()
+        self.append(source)  # a list is the samples themselves, not stages
 
 
 class WebLoader(DataPipeline):
