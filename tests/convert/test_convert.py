@@ -117,6 +117,21 @@ def test_shuffled_rows_are_a_permutation_that_the_seed_decides(tmp_path):
     assert (a != np.arange(1000)).any()
 
 
+@pytest.mark.parametrize("goal", ["out.zarr", "out-%02d.tar", "out.parquet"])
+def test_rows_in_blocks_are_shuffled_in_two_passes(tmp_path, goal):
+    expected = voxel_major(tmp_path / "in.h5", voxels=3000, trials=90, chunks=(100, 40), compression="gzip")
+    ds = ps.open(tmp_path / "in.h5", row_axis=1)
+    ps.convert(ds, tmp_path / goal, shuffle=3, shard_bytes="100kB")
+    found = ps.open(tmp_path / goal.replace("%02d", "*"))
+    rows = found[:][next(iter(found.fields))]
+    np.testing.assert_array_equal(rows, expected[np.random.default_rng(3).permutation(90)])
+    assert not list(tmp_path.glob(".*"))
+    before = tree(tmp_path)
+    again = ps.convert(ds, tmp_path / goal, shuffle=3, shard_bytes="100kB")
+    assert (again.done, again.finished) == (0, True)
+    assert tree(tmp_path) == before
+
+
 def test_attributes_are_kept(tmp_path):
     attributes = {"": {"title": "x"}, "x": {"unit": "V"}}
     ps.convert(ps.from_arrays(x=np.arange(5)), tmp_path / "out.zarr", attributes=attributes)

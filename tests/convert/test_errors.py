@@ -45,8 +45,8 @@ def test_fields_that_a_format_cannot_hold(tmp_path):
     with pytest.raises(ConfigError, match="a Parquet table has columns"):
         ps.convert(two, tmp_path / "out.parquet")
     voxel_major(tmp_path / "in.h5")
-    with pytest.raises(ConfigError, match="blocks of"):
-        ps.convert(ps.open(tmp_path / "in.h5", row_axis=1), tmp_path / "out.npy", shuffle=1)
+    with pytest.raises(ConfigError, match="come in blocks, so that it is written twice"):
+        ps.convert(ps.open(tmp_path / "in.h5", row_axis=1), tmp_path / "out.npy", shuffle=1, part=(1, 2))
 
 
 @pytest.mark.parametrize("goal", ["out.zarr", "out.npy", "out.h5", "out.tar", "out.parquet"])

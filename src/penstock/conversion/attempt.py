@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.conversion.rows import digests_of
 from penstock.conversion.run import can_be_sent, run_here, run_in_processes, run_on
 from penstock.conversion.tasks import Done, Job, file_name, prepare_outputs
 from penstock.conversion.work import Written, writing
+from penstock.dataset.dataset import Dataset
 from penstock.errors import ConfigError, ConvertFailed, PenstockError
 from penstock.files import manifest as manifests
 
@@ -66,10 +68,11 @@ class Converted:
 class Attempt:
     """One call of ``convert``."""
 
-    def __init__(self, job: Job, *, overwrite: bool, restart: bool) -> None:
+    def __init__(self, job: Job, origin: Dataset, *, overwrite: bool, restart: bool) -> None:
+        """``origin``: what the caller gave; the job may read a copy of it."""
         self.job, self.plan, self.work = job, job.plan, job.work
         self.overwrite, self.restart = overwrite, restart
-        self._files = source.files_of(job.ds)
+        self._files = source.files_of(origin)
         self._key = f"{job.plan.key}-{source.digest_of_files(self._files)}"
         self._began = time.perf_counter()
         self._done = self._found_done = self._read = self._written = 0
@@ -235,6 +238,13 @@ class Attempt:
         }  # fmt: skip
         self.work.write_json("provenance.json", document)
         os.replace(self.work.path("provenance.json"), self.provenance)
+
+
+def remove_output(path: str) -> None:
+    """A file that a conversion made, and what lies beside it; nothing where the path is empty."""
+    for name in (path, f"{path}.manifest.json", f"{path}.provenance.json") if path else ():
+        with suppress(FileNotFoundError):
+            os.unlink(name)
 
 
 def _plain_name(goal: str) -> str:

@@ -11,13 +11,15 @@ from penstock.base import checks
 from penstock.base.checks import explains_arguments
 from penstock.base.sizes import parse_size
 from penstock.conversion import source
-from penstock.conversion.attempt import Attempt, Converted, Progress
+from penstock.conversion.attempt import Attempt, Converted, Progress, remove_output
 from penstock.conversion.estimate import Estimate, advise, advised_name, advised_rows
 from penstock.conversion.plan import ALL_FIELDS, COMPRESSIONS, Options, format_of_goal, make_plan
+from penstock.conversion.rows import tar_names
 from penstock.conversion.tasks import Job
 from penstock.dataset.composition import check_dataset
 from penstock.dataset.dataset import Dataset
 from penstock.errors import ConfigError
+from penstock.formats.open import open_quietly
 
 
 @explains_arguments({"target": "the second argument is the path to write"}, check_first=check_dataset)
@@ -57,7 +59,8 @@ def convert(
     rows_per_chunk:  rows that a reader of Zarr or compressed HDF5 decodes at a time; by default what makes 1 MiB of
                      the largest field
     shard_bytes:     about how large shards, and numbered files, become
-    shuffle:         a seed: write the rows in an order shuffled by it
+    shuffle:         a seed: write the rows in an order shuffled by it. Rows that come in blocks are written twice: once
+                     by row beside the output, for as long as it takes, and then in their order
     executor:        "processes" (the default where they fit), "serial" for this process, or any
                      ``concurrent.futures.Executor``: Dask's ``client.get_executor()``, ``mpi4py.futures`` …
     workers:         tasks that run at a time; by default as many as there are cores and memory allows
@@ -76,7 +79,18 @@ def convert(
     named = advised_name(ds, os.fspath(to)) if is_advised else os.fspath(to)
     rows_per_chunk = advised_rows(ds) if is_advised and rows_per_chunk is None else rows_per_chunk
     kind, goal, chosen_part = format_of_goal(named), os.path.abspath(named), _part(part)
-    ds = ds if shuffle is None else _shuffled(ds, checks.whole("shuffle", shuffle))
+    origin, seed, by_row = ds, None if shuffle is None else checks.whole("shuffle", shuffle), ""
+    if seed is not None and source.block_rows(ds.delivered) > 1 and not dry_run:
+        if part is not None or only_finish:
+            raise ConfigError(
+                f"shuffle={seed} with part or only_finish: rows of this dataset come in blocks, so that it is written "
+                f"twice; convert it without shuffle first, and shuffle the result"
+            )
+        by_row = _name_by_row(ds, goal)
+        how = {"memory": memory, "executor": executor, "workers": workers, "verify": verify, "restart": restart}
+        ds = _write_by_row(ds, by_row, how)
+    if seed is not None and source.block_rows(ds.delivered) == 1:
+        ds = ds.select(np.random.default_rng(seed).permutation(len(ds)))
     options = _options(kind, compression, rows_per_chunk, shard_bytes, verify)
     limit = parse_size(memory, argument="memory")
     workers = None if workers is None else checks.whole("workers", workers, least=1)
@@ -88,17 +102,19 @@ def convert(
         (announce or _silently)(f"{plan}\n  expected: {expected}")
     own = {name: dict(values) for name, values in {ALL_FIELDS: {}, **(attributes or {})}.items()}
     job = Job(ds, plan, own, is_spread=part is not None or not isinstance(mode, str))
-    run = Attempt(job, overwrite=checks.flag("overwrite", overwrite), restart=checks.flag("restart", restart))
+    run = Attempt(job, origin, overwrite=checks.flag("overwrite", overwrite), restart=checks.flag("restart", restart))
     run.expected = expected
     if dry_run:
         return run.result(finished=False)
     if run.is_there():
+        remove_output(by_row)
         return run.result(finished=True)
     run.begin()
     if not checks.flag("only_finish", only_finish):
         run.tasks(chosen_part, mode, plan.workers, progress or _quietly)
     if part is None:
         run.finish()
+        remove_output(by_row)
     return run.result(finished=part is None)
 
 
@@ -125,15 +141,20 @@ def _options(
     )
 
 
-def _shuffled(ds: Dataset, seed: int) -> Dataset:
-    """Rows in another order, which can be read one by one: else each block would be read once for each of its rows."""
-    block = source.block_rows(ds.delivered)
-    if block > 1:
-        raise ConfigError(
-            f"shuffle={seed}: rows of this dataset come in blocks of {block:,}, each of which would be read again for "
-            f"every row of it; convert it to .zarr, .npy or .h5 first, and shuffle the result"
-        )
-    return ds.select(np.random.default_rng(seed).permutation(len(ds)))
+def _name_by_row(ds: Dataset, goal: str) -> str:
+    """The file between two passes: beside the output, hidden."""
+    folder, name = os.path.split(goal)
+    ending = "tar" if any(spec.is_list for spec in ds.fields.values()) else "h5"
+    return os.path.join(folder, f".{name.replace('%', '')}.rows.{ending}")
+
+
+def _write_by_row(ds: Dataset, path: str, how: Mapping[str, Any]) -> Dataset:
+    """The first pass of two: a copy whose rows can be read one by one, each block of the source once."""
+    convert(ds, path, overwrite=True, **how)
+    names = tar_names(ds.fields) if path.endswith(".tar") else {name: name for name in ds.fields}
+    lists = {names[name]: spec.holds for name, spec in ds.fields.items() if spec.is_list}
+    copy = open_quietly(path, fields=tuple(names.values()), **({"decoders": lists} if lists else {}))
+    return copy.rename(**{name: stored for name, stored in names.items() if name != stored})
 
 
 def _mode(executor: Any) -> Any:
