@@ -49,6 +49,19 @@ def wide_table(path: Path) -> Path:
     return path / "a.parquet"
 
 
+def arrow(row_values: int, compression: str | None) -> Callable[[Path], Path]:
+    """All rows in one record batch."""
+
+    def make(path: Path) -> Path:
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(24.0 * row_values)), row_values)
+        table, options = pa.table({"x": rows}), pa.ipc.IpcWriteOptions(compression=compression)
+        with pa.ipc.new_file(str(path / "a.arrow"), table.schema, options=options) as writer:
+            writer.write_table(table)
+        return path / "a.arrow"
+
+    return make
+
+
 def folder_with_table(path: Path) -> Path:
     for number in range(24):
         Image.new("RGB", (8, 8)).save(path / f"{number:02d}.png")
@@ -76,6 +89,9 @@ MADE: dict[str, tuple[Callable[[Path], Path], int]] = {
     "packed npz": (packed, 24),
     "small table": (small_table, 24),
     "wide table": (wide_table, 24),
+    "mapped arrow": (arrow(500_000, None), 24),
+    "held arrow": (arrow(300_000, None), 24),
+    "held arrow, compressed": (arrow(300_000, "zstd"), 24),
     "folder with a table": (folder_with_table, 24),
     **{kind: (picture(kind), 2) for kind in ("tiff", "jp2", "ppm", "png")},
 }

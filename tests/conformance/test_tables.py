@@ -61,7 +61,8 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows
     assert isinstance(store, HeldStore) == held
     check_store(lambda: ps.open(tmp_path / name).store, columns(table()))
     if held:
-        assert store.index_bytes == sum(values.nbytes for values in columns(table()).values())
+        size = sum(values.nbytes for values in columns(table()).values())
+        assert store.index_bytes in ((size, 2 * size) if name == "packed.feather" else (size,)), "and one batch decoded"
     elif name != "plain.arrow":
         assert store.blocks is not None
         assert store.blocks.tolist() == list(range(0, 23, rows_a_part))

@@ -140,7 +140,7 @@ def test_in_forked_workers(folder: Path, used: ps.Dataset) -> None:
 
 
 @FOUR_WORKERS
-@pytest.mark.parametrize("used", [0, 5], indirect=True)
+@pytest.mark.parametrize("used", [0, pytest.param(5, marks=pytest.mark.slow)], indirect=True)
 def test_in_workers_started_anew(folder: Path, used: ps.Dataset) -> None:
     batches = iter(torch.utils.data.DataLoader(used, 8, shuffle=True, num_workers=4, multiprocessing_context="spawn"))
     rows: list[int] = []

@@ -11,8 +11,8 @@ from penstock.base.spec import FieldSpec
 from penstock.errors import ConfigError, DataError, Missing, PenstockError, Unavailable
 from penstock.files.retry import refusal
 
-# What loading Arrow and decoding a held table takes: 24 MiB as a rule, 5 more seen once on a busy machine. Most of it
-# stays with its allocator.
+# What loading Arrow and decoding a held table takes, measured: up to 24 MiB, and a margin. Most of it stays with its
+# allocator, which is asked to return the rest after every piece.
 HELD_LIBRARY_BYTES = 32 * MiB
 
 

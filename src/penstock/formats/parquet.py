@@ -4,7 +4,8 @@ Small tables, such as labels, are held in memory. In large ones, row groups (Par
 Arrow) are decoded whole, so these are the blocks; uncompressed Arrow is read from a mapping, row by row.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ def _opened(table: "Parquet | Arrow", options: "OpenOptions") -> Store:
     size = len(store) * sum(spec.row_bytes for spec in store.fields.values())
     if len(store) == 0 or size > HELD_BYTES:
         return store
-    return HeldTable(table.file, store.all_rows(), "a small table")
+    return HeldTable(table.file, store.all_rows(), "a small table", decoding_bytes=store.held_decoding_bytes)
 
 
 def _describe(schema: Any) -> str:
@@ -153,25 +154,32 @@ class Arrow:
     def _look(self) -> tuple[Any, list[int], bool]:
         pa = arrow_library("pyarrow")
         with errors_of_arrow(self.file.path, "not a whole Arrow file ({}); fetch it again", Corrupt):
-            one = pa.ipc.IpcReadOptions(included_fields=[0], use_threads=False)
-            with pa.memory_map(self.file.path) as mapped, pa.ipc.open_file(mapped, options=one) as reader:
-                rows = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
             with pa.memory_map(self.file.path) as mapped, pa.ipc.open_file(mapped) as reader:
-                schema = reader.schema
-                whole = bool(rows) and not _is_mapped(reader.get_batch(0), mapped)
+                schema, count = reader.schema, reader.num_record_batches
+                whole = count > 0 and not _is_mapped(reader.get_batch(0), mapped)
+            with self._reader([0] if whole and len(schema) else None) as reader:
+                rows = [reader.get_batch(number).num_rows for number in range(count)]
             return schema, rows, whole
 
-    def part(self, number: int, names: Sequence[str]) -> Any:
+    @contextmanager
+    def _reader(self, included: list[int] | None) -> Iterator[Any]:
+        """Columns by their numbers, or all. What is included is decoded alone, but copied where it could be mapped."""
         pa = arrow_library("pyarrow")
-        chosen = pa.ipc.IpcReadOptions(
-            included_fields=[self.schema.get_field_index(name) for name in names], use_threads=False
-        )
+        chosen = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
         with pa.memory_map(self.file.path) as mapped, pa.ipc.open_file(mapped, options=chosen) as reader:
+            yield reader
+
+    def part(self, number: int, names: Sequence[str]) -> Any:
+        included = [self.schema.get_field_index(name) for name in names] if self.whole else None
+        with self._reader(included) as reader:
             return reader.get_batch(number)
 
     def pieces(self, name: str, rows: int) -> Iterator[Any]:
-        """A column from its beginning, batch by batch."""
-        return (self.part(number, [name]) for number in range(len(self.rows)))
+        """A column from its beginning, in pieces of so many rows; compressed batches are decoded whole."""
+        for number in range(len(self.rows)):
+            batch = self.part(number, [name])
+            for begin in range(0, batch.num_rows, rows):
+                yield batch.slice(begin, rows)
 
 
 def _is_mapped(batch: Any, mapped: Any) -> bool:
@@ -184,7 +192,18 @@ def _is_mapped(batch: Any, mapped: Any) -> bool:
 
 
 class HeldTable(HeldStore):
-    """A small table in memory; Arrow's own memory counts once for all of them."""
+    """A small table in memory; Arrow's own memory counts once for all of them.
+
+    decoding_bytes:  what decoding it took at once, besides
+    """
+
+    def __init__(self, file: FileId, arrays: Mapping[str, np.ndarray], why: str, *, decoding_bytes: int) -> None:
+        super().__init__(file, arrays, why)
+        self.decoding_bytes = decoding_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        return super().index_bytes + self.decoding_bytes
 
     @property
     def shared_index(self) -> dict[int, int]:
@@ -251,6 +270,13 @@ class TableStore(StoreBase):
             part.validate()  # otherwise values could come from beyond the end of a short buffer
             return part
 
+    @property
+    def held_decoding_bytes(self) -> int:
+        """What opening takes at once besides the rows: of Arrow files, a compressed batch."""
+        if not self.table.whole or isinstance(self.table, Parquet):
+            return 0
+        return max(self.table.rows, default=0) * sum(spec.row_bytes for spec in self.fields.values())
+
     def all_rows(self) -> dict[str, np.ndarray]:
         """Every row of every field, decoded in small pieces to save memory."""
         held = {name: spec.empty(len(self)) for name, spec in self.fields.items()}
@@ -261,6 +287,7 @@ class TableStore(StoreBase):
 
     def _fill(self, name: str, goal: np.ndarray) -> None:
         spec, at, where = self.fields[name], 0, f"{self.table.file.path}: column {name!r}"
+        release = arrow_library("pyarrow").default_memory_pool().release_unused
         with errors_of_arrow(where, DAMAGED, DecodeFailed):
             for piece in self.table.pieces(name, max(1, PIECE_BYTES // max(1, spec.row_bytes))):
                 here = f"{self.table.file.path}: rows {at:,} to {at + piece.num_rows - 1:,}, column {name!r}"
@@ -269,6 +296,8 @@ class TableStore(StoreBase):
                     break
                 goal[at : at + piece.num_rows] = values.reshape(-1, *spec.shape)
                 at += piece.num_rows
+                del piece, values
+                release()
         if at != len(goal):
             raise _too_few(f"{self.table.file.path}: rows 0 to {len(goal) - 1:,}, column {name!r}", at, len(goal))
 
