@@ -74,3 +74,25 @@ def test_import_brings_no_heavy_library(imported, library):
 
 def test_import_is_quick(imported):
     assert imported["seconds"] < IMPORT_SECONDS
+
+
+COLLECTIONS = """
+import gc
+import penstock
+{before}
+was, seen = gc.isenabled(), []
+gc.set_threshold(1, 1, 1)
+gc.callbacks.append(lambda *_: seen.append(1))
+penstock.Loader
+found = len(seen)
+assert gc.isenabled() == was
+print(found)
+"""
+
+
+@pytest.mark.parametrize("before", ["", "gc.disable()"])
+def test_importing_collects_no_garbage(before):
+    """A collection beside torch's objects takes tens of milliseconds, and importing all modules triggers several."""
+    code = COLLECTIONS.format(before=before)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 20  # a few before it begins, where every object triggers one

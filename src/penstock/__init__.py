@@ -1,5 +1,6 @@
 """penstock feeds PyTorch from datasets far larger than memory, inside a memory budget given in bytes."""
 
+import gc
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -114,8 +115,19 @@ def __getattr__(name: str) -> Any:
         return import_module(f"penstock.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"penstock.{_HOME_OF[name]}"), name)
+    value = globals()[name] = getattr(_import(f"penstock.{_HOME_OF[name]}"), name)
     return value
+
+
+def _import(module: str) -> Any:
+    """Import without garbage collection: beside torch's objects it would take twice as long as the import itself."""
+    if not gc.isenabled():
+        return import_module(module)
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        gc.enable()
 
 
 def __dir__() -> list[str]:
