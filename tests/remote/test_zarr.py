@@ -74,5 +74,5 @@ def test_what_is_not_there(server: Any, tmp_path: Path) -> None:
     with pytest.raises(Missing, match="no Zarr array"):
         ps.open(f"{server.url}/none.zarr", remote=OPTIONS)
     server.put("a.npz", b"PK\x03\x04" + bytes(100))
-    with pytest.raises(ConfigError, match="read on this machine alone"):
+    with pytest.raises(ConfigError, match="can only be read from a local disk"):
         ps.open(f"{server.url}/a.npz", remote=OPTIONS)

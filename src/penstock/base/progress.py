@@ -70,7 +70,7 @@ class Bar:
         self.say(f"{self._label}: {self._done / self._total:.0%}, {text}")
 
     def say(self, line: str) -> None:
-        """Print a line of its own."""
+        """Print one line."""
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 

@@ -161,4 +161,4 @@ def check_scheme(path: str) -> None:
 def check_local(path: str, what: str) -> None:
     """Refuse an address of something that is read on this machine alone."""
     if is_remote(path):
-        raise ConfigError(f"{path}: {what} are read on this machine alone; fetch the file, and open the copy")
+        raise ConfigError(f"{path}: {what} can only be read from a local disk; fetch the file, and open the copy")

@@ -151,7 +151,7 @@ class Attempt:
         return os.path.exists(self.work.path("files.json"))
 
     def tasks(self, part: tuple[int, int], mode: Any, workers: int, progress: Progress) -> None:
-        """Run what is not done."""
+        """Run the tasks that are not done yet."""
         number, of = part
         mine = [task for task in self.plan.all_tasks() if task.number % of == number - 1]
         left = [] if self._names_are_given else [task for task in mine if self.work.done(task.number) is None]

@@ -209,7 +209,7 @@ class Wrapper(StoreBase):
 
 
 class ForeignStore(Wrapper):
-    """Somebody else's ``Store``, with the defaults for all that the protocol does not have."""
+    """A ``Store`` of another package, with defaults for everything that the protocol does not have."""
 
     store: Store  # type: ignore[assignment]
 
@@ -231,7 +231,7 @@ class ForeignStore(Wrapper):
 
 
 def as_base(store: Store) -> StoreBase:
-    """The store itself, or an adapter around somebody else's."""
+    """The store itself, or an adapter around a store of another package."""
     return store if isinstance(store, StoreBase) else ForeignStore(store)
 
 

@@ -330,7 +330,7 @@ class RemoteHandle(Handle):
                 goal[first - offset : last - offset] = block[first - begin : last - begin]
 
     def close(self) -> None:
-        """Connections are shared."""
+        """Nothing to close: connections are shared."""
 
 
 class BodyHandle(Handle):

@@ -108,7 +108,7 @@ class Team:
         return not any(thread.is_alive() for thread in self._threads)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the threads have ended, but no longer than that."""
+        """Wait until the threads have ended, at most this long."""
         # The garbage collector ends iterations in whatever thread it runs, and no thread can wait for itself.
         if threading.current_thread() in self._threads:
             return

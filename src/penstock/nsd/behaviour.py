@@ -22,7 +22,7 @@ FIELDS = ("behav", "past_behav", "future_behav", "olds_behav")
 
 
 def behaviour(trials: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Of these rows of the table: (1, 17), (15, 17), (15, 17) and (3, 17) each, as float64."""
+    """The behaviour of these rows of the table: (1, 17), (15, 17), (15, 17) and (3, 17) each, as float64."""
     values = _values(trials)
     past, future = neighbours(np.asarray(trials["session"]), rows, AROUND, AROUND)
     found = {"behav": rows[:, None], "past_behav": past, "future_behav": future, "olds_behav": _others(trials, rows)}

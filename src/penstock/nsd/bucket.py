@@ -1,7 +1,7 @@
 """The release in a bucket: its tables and regions are copied here once, its betas and pictures are read where they are.
 
-Tables, regions, masks and noise ceiling are a few megabytes a subject. Their copies lie in a folder with the release's
-own layout, beside which ``prepare`` puts what it makes of the betas.
+Tables, regions, masks and noise ceiling are a few megabytes per subject. Their copies are in a folder with the
+release's own layout, beside which ``prepare`` puts what it makes of the betas.
 """
 
 import os

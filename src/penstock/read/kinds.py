@@ -68,7 +68,7 @@ class MemberOptions:
 def check_length(length: int, most: int) -> None:
     """Refuse a member of more bytes than the limit."""
     if length > most:
-        raise LimitExceeded(f"{length:,} bytes, more than max_member_bytes={most:,}; raise that if it is meant")
+        raise LimitExceeded(f"{length:,} bytes, more than max_member_bytes={most:,}; raise that if it is intended")
 
 
 class Readable(Protocol):

@@ -218,7 +218,7 @@ def _check(kind: str, width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise LimitExceeded(
             f"{kind} declares {width:,} by {height:,} = {width * height:,} pixels, more than "
-            f"max_pixels={max_pixels:,}; give a larger max_pixels= if it is meant"
+            f"max_pixels={max_pixels:,}; give a larger max_pixels= if that is intended"
         )
 
 

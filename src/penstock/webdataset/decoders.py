@@ -57,7 +57,7 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
 def refuse_pickle(data: bytes) -> NoReturn:
     """Refused."""
     raise Unsafe(
-        "only unpickling could read it, which runs what the file says; write npy or json instead. If you trust the "
+        "only unpickling could read it, which runs code from the file; write npy or json instead. If you trust the "
         "file, give decode() a decoder of your own for it, such as {'pyd': pickle.loads}; or only= to leave it as bytes"
     )
 

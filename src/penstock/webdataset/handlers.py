@@ -17,7 +17,7 @@ Handler = Callable[[Exception], bool]
 
 
 def reraise_exception(error: Exception) -> NoReturn:
-    """Raise it: the default everywhere."""
+    """Raise the error: the default everywhere."""
     raise error
 
 

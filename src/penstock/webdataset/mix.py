@@ -43,7 +43,7 @@ def random_samples(
     longest: bool = False,
     rng: Random | None = None,
 ) -> Iterator[Any]:
-    """A sample of one drawn at random with its probability, until one is at its end, or all are."""
+    """Samples of sources chosen at random, until the first source ends, or all have."""
     rng = Run().rng() if rng is None else rng
     left, weights = list(sources), [1.0] * len(sources) if probs is None else list(probs)
     while left and sum(weights) > 0:

@@ -1,8 +1,8 @@
 """A pipeline: a source, and stages that its samples pass through. It can be iterated over again and again.
 
 A stage is a ``Stage``, or a function from an iterator to an iterator; the first, which gives the samples, is anything
-to iterate over, or a function without arguments that returns an iterator. Verbs return another pipeline with one stage
-more, and leave this one as it is; ``with_epoch``, ``with_shared_epoch``, ``with_length`` and ``repeat`` change it in
+to iterate over, or a function without arguments that returns an iterator. Verbs return a new pipeline with one more
+stage, and leave this one as it is; ``with_epoch``, ``with_shared_epoch``, ``with_length`` and ``repeat`` change it in
 place, as programs written for tar shards expect.
 """
 

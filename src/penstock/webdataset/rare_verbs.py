@@ -54,7 +54,7 @@ def read_text(stream: IO[bytes]) -> str:
 
 def refuse_pickle(stream: IO[bytes]) -> Any:
     """Refused."""
-    raise Unsafe("only unpickling could read it, which runs what the file says; give a function of your own for it")
+    raise Unsafe("only unpickling could read it, which runs code from the file; give a function of your own for it")
 
 
 DEFAULT_STREAM_DECODERS = [("*.bin", read_bytes), ("*.txt", read_text), ("*.pyd", refuse_pickle)]
@@ -114,6 +114,6 @@ class LMDBCached:
 
     def __init__(self, *args: Any, **options: Any) -> None:
         raise Unsafe(
-            "LMDBCached would unpickle what it finds in a file, which runs what the file says. WebDataset(cache_dir=…) "
+            "LMDBCached would unpickle what it finds in a file, which runs code from the file. WebDataset(cache_dir=…) "
             "keeps shards on disk, Cached() keeps samples in memory, and ShardWriter writes samples to shards"
         )

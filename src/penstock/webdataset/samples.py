@@ -213,7 +213,7 @@ class _Archive:
         if size > most:
             raise LimitExceeded(
                 f"{self.name}: member {decoded(entry.name)!r} has {size:,} bytes, more than max_member_bytes={most:,}; "
-                f"give a larger one if it is meant"
+                f"give a larger one if that is intended"
             )
 
 

@@ -252,7 +252,7 @@ class ShardListDataset(Generic[T]):
         return self.cache.get_shard(entry["url"]), inner, entry
 
     def add_transform(self, transform: Transformation) -> "ShardListDataset[T]":
-        """One more function of a sample."""
+        """Add a function that is applied to each sample."""
         self.transformations.append(transform)
         return self
 

@@ -12,7 +12,7 @@ __all__ = ["FluidInterface", "FluidWrapper", "WebDataset", "WebLoader", "check_e
 
 
 def check_empty(source: Iterable[Any]) -> Iterator[Any]:
-    """The samples; an error if there are none."""
+    """Pass the samples on; raise an error if there are none."""
     anything = False
     for sample in source:
         anything = True

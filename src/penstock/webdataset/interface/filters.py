@@ -153,7 +153,7 @@ def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
 
 
 def transform_with(sample: Sequence[Any], transformers: Sequence[Callable[[Any], Any] | None] | None) -> Sequence[Any]:
-    """The first value through the first function, and so on; None leaves one as it is."""
+    """Apply the first function to the first value, and so on; None leaves a value as it is."""
     if not transformers:
         return sample
     if len(transformers) > len(sample):
@@ -175,7 +175,7 @@ def compose2(f: Callable[[Any], Any], g: Callable[[Any], Any]) -> Callable[[Any]
 
 
 def compose(*args: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The functions one after another."""
+    """Apply the functions one after another."""
     return reduce(compose2, args)
 
 
