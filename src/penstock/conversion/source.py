@@ -114,9 +114,7 @@ def check_unchanged(before: Mapping[str, list[int]]) -> None:
         try:
             now = os.stat(path)
         except OSError as error:
-            raise Changed(
-                f"{path}: disappeared after the conversion began ({error.strerror}); restore it"
-            ) from None
+            raise Changed(f"{path}: disappeared after the conversion began ({error.strerror}); restore it") from None
         if (now.st_size, now.st_mtime_ns) != (size, mtime_ns):
             raise Changed(
                 f"{path}: was changed after the conversion began, so that parts of the output may be of the old file "
