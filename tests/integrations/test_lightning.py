@@ -176,14 +176,16 @@ class Pairs(Model):
 
 
 def two(mode=None):
-    short = dataset().select(range(12))
+    datasets = {"long": dataset(), "short": dataset().select(range(12))}
     if mode is None:
-        return DataModule(train={"long": dataset(), "short": short}, **OPTIONS)
-    loaders = {name: ps.Loader(ds, shuffle=True, **OPTIONS) for name, ds in {"long": dataset(), "short": short}.items()}
+        return DataModule(train=datasets, **OPTIONS)
+    if mode == "MultiLoader":
+        return ps.MultiLoader(datasets, mode="together", samples="longest", shuffle=True, **OPTIONS)
+    loaders = {name: ps.Loader(ds, shuffle=True, **OPTIONS) for name, ds in datasets.items()}
     return lightning.utilities.CombinedLoader(loaders, mode)
 
 
-@pytest.mark.parametrize("mode", [None, "min_size", "max_size_cycle"])
+@pytest.mark.parametrize("mode", [None, "min_size", "max_size_cycle", "MultiLoader"])
 @pytest.mark.parametrize("stop_after", [2, 8, 13])
 def test_two_loaders_go_on_together(tmp_path, mode, stop_after):
     def fit(model, **options):
@@ -200,5 +202,5 @@ def test_two_loaders_go_on_together(tmp_path, mode, stop_after):
     assert flat(whole.rows) == flat(first.rows) + flat(rest.rows)
     per_epoch = 3 if mode == "min_size" else 10
     assert [len(batches) for batches in whole.rows.values()] == [per_epoch] * 5
-    if mode != "min_size":
+    if mode in {None, "max_size_cycle"}:
         assert [batch["long"] for batch in whole.rows[0]] == plain(1)[0]

@@ -73,6 +73,55 @@ def test_looking_takes_nothing(make: Any, look: Any) -> None:
         del held, again
 
 
+LOOPS = {
+    "tqdm.auto": lambda loader: list(pytest.importorskip("tqdm.auto").tqdm(loader, disable=True)),
+    "enumerate": lambda loader: [step for _, step in enumerate(loader)],
+    "zip": lambda loader: [step for step, _ in zip(loader, itertools.count(), strict=False)],
+    "map": lambda loader: list(map(lambda step: step, loader)),  # noqa: C417
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
+@pytest.mark.parametrize("make", [one, several])
+def test_loops_through_other_functions_are_epochs(make: Any, loop: Any) -> None:
+    with make() as loader:
+        for epoch in range(3):
+            assert loader.epoch == epoch
+            assert [row for step in loop(loader) for row in rows(step)] == list(range(ROWS))
+
+
+@pytest.mark.parametrize("make", [one, several])
+def test_a_position_counts_what_was_taken(make: Any) -> None:
+    """``zip`` takes from its first argument before it finds that the second has ended."""
+    for pairs, taken in ((lambda loader: zip(range(3), loader, strict=False), 3),
+                         (lambda loader: zip(loader, range(3), strict=False), 4)):  # fmt: skip
+        with make() as loader:
+            assert len(list(pairs(loader))) == 3
+            loader.load_state_dict(loader.state_dict())
+            assert [row for step in loader for row in rows(step)] == list(range(taken * BATCH, ROWS))
+            assert loader.epoch == 1
+
+
+@pytest.mark.parametrize("make", [one, several])
+def test_set_epoch(make: Any) -> None:
+    with make(shuffle=True) as loader:
+        epochs = [[rows(step) for step in loader] for _ in range(3)]
+        loader.set_epoch(1)
+        assert [rows(step) for step in itertools.islice(loader, 3)] == epochs[1][:3]
+        loader.set_epoch(1)
+        assert [rows(step) for step in itertools.islice(loader, 3)] == epochs[1][:3], (
+            "the loop was left: from the start"
+        )
+        loader.load_state_dict(loader.state_dict())
+        loader.set_epoch(1)
+        assert [rows(step) for step in loader] == epochs[1][3:], "a loaded position stays"
+        loader.set_epoch(2)
+        assert [rows(step) for step in loader] == epochs[2]
+        for wrong in (-1, 1.5, "2", None):
+            with pytest.raises(ConfigError, match="epoch="):
+                loader.set_epoch(wrong)
+
+
 @pytest.mark.parametrize("make", [one, several])
 def test_a_look_does_not_end_the_iteration_under_way(make: Any) -> None:
     with make() as loader:
