@@ -23,8 +23,9 @@ VOLUMES = (
 )
 ROWS = "Rows of 4.5 MB (int16), one shuffled epoch."
 JPEGS = (
-    "JPEGs of 425 × 425 with (3, 15724) float16 voxels, shuffled; pictures are delivered as float32. “Bare” is two "
-    "threads that only read, decode and convert pictures, without a loader."
+    "JPEGs of 425 × 425 with (3, 15724) float16 voxels, shuffled; pictures are delivered as float32, by penstock as a "
+    "channels-last view, by the others as contiguous planes. “Bare” is two threads that only read, decode and convert "
+    "pictures to channels last, without a loader."
 )
 
 CATALOG = {

@@ -21,8 +21,7 @@ from penstock.files.manifest import load
 from penstock.files.retry import retry_library
 from penstock.formats import raw
 from penstock.formats.paths import Path, absolute, expanded, paths_of
-from penstock.formats.registry import OpenOptions, format_of
-from penstock.formats.sample_fields import NoSamples
+from penstock.formats.registry import NoSamples, OpenOptions, format_of
 from penstock.read import saved_chunks
 from penstock.read.kinds import MAX_MEMBER_BYTES, Decoders, MemberOptions, decoder_of
 from penstock.read.pictures import MAX_PIXELS, Fit

@@ -14,11 +14,15 @@ from typing import Any, Literal
 
 from penstock.base.urls import base_name, is_remote
 from penstock.dataset.store import Store
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Missing
 from penstock.files.files import Files
 from penstock.read.kinds import MemberOptions
 
 ENTRY_POINT_GROUP = "penstock.formats"
+
+
+class NoSamples(Missing):
+    """A file has no samples. Among others it is left out, and listed; alone it is an error."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,6 @@ LONGEST_HEAD_BYTES = 16 * MiB
 MOST_TRIED = 100
 
 
-class NoSamples(Missing):
-    """A file has no samples. Among others it is left out, and listed; alone it is an error."""
-
-
 @dataclass(frozen=True)
 class SampleFields:
     """The samples of one file, and what the caller wants of them."""

@@ -12,7 +12,8 @@ from penstock.dataset.extent_store import ExtentStore
 from penstock.dataset.store import Store
 from penstock.errors import DataError, Missing, Truncated
 from penstock.files import saved as savedcolumns
-from penstock.formats.sample_fields import NoSamples, SampleFields
+from penstock.formats.registry import NoSamples
+from penstock.formats.sample_fields import SampleFields
 from penstock.formats.tar import samples as tarindex
 from penstock.formats.tar.samples import SampleTable
 from penstock.read import kinds
