@@ -14,6 +14,7 @@ import torch
 
 import penstock as ps
 from penstock.errors import BudgetExceeded
+from penstock.loader.loader import feed_of
 from penstock.testing.measure import MemoryWatch
 
 
@@ -39,7 +40,10 @@ def standardised(batch: dict) -> dict:
 def smallest(job: dict) -> int:
     """The smallest budget that is accepted, as the refusal of one byte names it."""
     try:
-        ps.Loader(joined(job), batch_size=job["batch_size"], memory=1, threads=job["threads"], shuffle=True)
+        ps.Loader(
+            joined(job), batch_size=job["batch_size"], memory=1, threads=job["threads"], shuffle=True,
+            processes=job.get("processes", "auto"),
+        )  # fmt: skip
     except BudgetExceeded as error:
         return int(str(error).split("(")[1].split(" bytes")[0].replace(",", ""))
     raise AssertionError("a budget of one byte was accepted")
@@ -51,19 +55,23 @@ def main(job: dict) -> None:
     with MemoryWatch() as watch:
         loader = ps.Loader(
             joined(job), batch_size=job["batch_size"], memory=limit, threads=job["threads"], shuffle=True,
-            columns=("voxels", "images", "coco"),
+            columns=("voxels", "images", "coco"), processes=job.get("processes", "auto"),
         )  # fmt: skip
+        feed = feed_of(loader)
+        feed._ready_processes()
+        feed.wait_for_processes(60)
         total = 0.0
         for _ in range(2):
             for voxels, images, coco in loader:
                 total += float(voxels.reshape(-1)[0]) + float(images[-1, 0, 0, 0]) + float(coco[0])
-    plan = loader.plan
+    plan, stats = loader.plan, loader.stats()
     held = {
+        "processes": stats.processes, "seen": stats.peak_bytes,
         "limit": plan.limit_bytes,
         "planned": plan.planned_bytes,
         "peak": watch.peak_bytes,
         "samples": watch.samples,
-    }
+    }  # fmt: skip
     used = {"batch": plan.batch_bytes, "slots": plan.slots, "threads": plan.threads, "reading": plan.holders["reading"]}
     print(json.dumps(held | used))
 

@@ -89,3 +89,16 @@ def test_a_function_that_allocates(folder: Path, batch_size: int) -> None:
     """What a mapped function takes is measured on trial, and planned for."""
     held = run(folder, "gzip", batch_size=batch_size, memory=None, threads=2, map=True)
     assert held["peak"] <= held["limit"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [None, 2 * GIB])
+@pytest.mark.parametrize("job", [{"layout": "contiguous"}, {"layout": "gzip"}, {"layout": "small-chunks"},
+                                 {"layout": "through-h5py"}, {"layout": "gzip", "map": True}], ids=str)  # fmt: skip
+def test_reader_processes(folder: Path, job: dict[str, Any], memory: int | None) -> None:
+    """The whole process tree, with what each process imports and the memory that they share."""
+    held = run(folder, **job, batch_size=8, memory=memory, threads=4, processes=2)
+    assert held["processes"] == 2
+    assert held["peak"] <= held["planned"]
+    assert held["peak"] > 0.5 * held["planned"], "planned far beyond what is used"
+    assert abs(held["seen"] - held["peak"]) < 0.15 * held["peak"], "stats() counts other memory than there is"

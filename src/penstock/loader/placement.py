@@ -21,7 +21,7 @@ from penstock.base.sizes import MiB, format_size
 from penstock.base.spec import IN_MEMORY, ReadPath, row_bytes
 from penstock.dataset.store import StoreBase
 from penstock.errors import ConfigError
-from penstock.loader.shipment import CANNOT_PICKLE, Shipment, functions
+from penstock.loader.shipment import CANNOT_PICKLE, Shipment, functions, is_imported_again
 from penstock.loader.wire import CAN_SEND_DESCRIPTORS
 
 # Threads for remote files: at 40 ms per request, 16 of them send 400 requests per second.
@@ -165,10 +165,11 @@ def has_function(store: StoreBase) -> bool:
 
 
 def _needs_torch(store: StoreBase, shipment: Shipment) -> bool:
-    """Whether a process will import torch: the caller's function refers to it, or its module does."""
+    """Whether a process will import torch: the caller's function refers to it, or the module that it comes from."""
     if "torch" not in sys.modules or not has_function(store):
         return False
-    modules = [sys.modules.get(getattr(function, "__module__", "") or "") for function in functions(store)]
+    homes_of_functions = {getattr(function, "__module__", None) or "" for function in functions(store)}
+    modules = [sys.modules.get(name) for name in homes_of_functions if is_imported_again(name)]
     names = {getattr(value, "__name__", "") for module in modules if module for value in vars(module).values()}
     homes = {getattr(value, "__module__", "") for module in modules if module for value in vars(module).values()}
     return shipment.mentions("torch") or any(str(name).split(".")[0] == "torch" for name in names | homes)

@@ -87,7 +87,8 @@ def _sent_by_value(stores: Sequence[StoreBase]) -> Iterator[None]:
     import cloudpickle
 
     names = {getattr(function, "__module__", None) or "" for store in stores for function in functions(store)}
-    modules = [sys.modules[name] for name in names if name in sys.modules and not _can_import(name)]
+    by_value = [name for name in names if name != "__main__" and not is_imported_again(name)]
+    modules = [sys.modules[name] for name in by_value if name in sys.modules]
     modules = [module for module in modules if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
@@ -98,11 +99,13 @@ def _sent_by_value(stores: Sequence[StoreBase]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _can_import(name: str) -> bool:
-    """Whether a fresh process finds the package of a module, with the same path."""
+def is_imported_again(name: str) -> bool:
+    """Whether another process imports this module, rather than getting the code of its functions."""
     package = name.partition(".")[0]
+    if package in ("", "__main__"):
+        return False
     finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
-    return package == "__main__" or any(find(package, None) is not None for find in finders if find is not None)
+    return any(find(package, None) is not None for find in finders if find is not None)
 
 
 def unload(descriptor: int, layout: Layout) -> list[Any]:
