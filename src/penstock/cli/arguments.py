@@ -15,6 +15,9 @@ def add_training_arguments(parser: argparse.ArgumentParser, *, files: str) -> No
     parser.add_argument("--columns", nargs="+", metavar="NAME", help="use these fields only")
     parser.add_argument("--mask", metavar="FILE", help="a boolean .npy array that selects a part of each row")
     parser.add_argument("--threads", type=count, metavar="N", help="most reading threads (default: one per core)")
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="processes that they are in; 0 reads in this one (default: by cores)"
+    )
 
 
 def open_dataset(args: argparse.Namespace) -> penstock.Dataset:

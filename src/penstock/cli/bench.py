@@ -108,6 +108,7 @@ def _run_penstock(job: Job, args: argparse.Namespace, limit: int) -> tuple[Run, 
         loaders.append(
             penstock.Loader(
                 job.ds, batch_size=job.batch_size, shuffle=True, memory=limit, threads=args.threads or "auto",
+                processes="auto" if args.processes is None else args.processes,
                 columns=None if args.columns is None else job.columns, output="numpy", rank=0, world_size=1,
             )
         )  # fmt: skip

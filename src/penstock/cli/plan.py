@@ -75,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     given = {
-        "memory": args.memory, "threads": args.threads, "world_size": args.world, "columns": args.columns,
-        "window": args.window, "device": args.device, "shuffle": False if args.no_shuffle else None,
+        "memory": args.memory, "threads": args.threads, "processes": args.processes, "world_size": args.world,
+        "columns": args.columns, "window": args.window, "device": args.device,
+        "shuffle": False if args.no_shuffle else None,
     }  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     if "window" in options and args.window.isdecimal():

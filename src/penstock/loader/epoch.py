@@ -69,6 +69,8 @@ class Stream:
         self._started: deque[tuple[HandOver, np.ndarray]] = deque()
         self._next_start = self._next_delivery = 0
         self._left_out = 0
+        self._failed: Batch | None = None
+        """The next batch, if it is known to have failed."""
         self.row_bytes = row_bytes(readers.store.fields)
         self._finalizer = weakref.finalize(self, stop.call_in_finalizer, _shut_down, readers, self._output, os.getpid())
 
@@ -127,8 +129,13 @@ class Stream:
         if self._next_start >= self._steps:
             return False
         readers = self.readers
-        batch = readers.get(self._next_start) if wait else readers.get_if_ready(self._next_start)
+        batch, self._failed = self._failed, None
         if batch is None:
+            batch = readers.get(self._next_start) if wait else readers.get_if_ready(self._next_start)
+        if batch is None:
+            return False
+        if batch.error is not None and not wait:  # raised where it would have come, after those before it
+            self._failed = batch
             return False
         if batch.error is not None:
             readers.slots.give_back(batch.slot)

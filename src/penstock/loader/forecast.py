@@ -127,8 +127,9 @@ class Forecast:
             "batch_bytes": self.batch_bytes, "file_bytes": contents.file_bytes, "whole_bytes": contents.whole_bytes,
             "holders": dict(plan.holders), "planned_bytes": plan.planned_bytes, "budget_bytes": plan.limit_bytes,
             "smallest_budget_bytes": plan.smallest_bytes, "ample_budget_bytes": self.ample_bytes,
-            "pinned": self.pinned, "slots": plan.slots, "threads": plan.threads, "rows_per_read": plan.rows_per_read,
-            "window_rows": plan.window_rows, "shuffle_quality": plan.shuffle_quality,
+            "pinned": self.pinned, "slots": plan.slots, "threads": plan.threads, "processes": plan.processes,
+            "rows_per_read": plan.rows_per_read, "window_rows": plan.window_rows,
+            "shuffle_quality": plan.shuffle_quality,
             "amplification": plan.amplification, "world_size": self.world_size, "epoch_read_bytes": self.read_bytes,
             "epoch_seconds": self.seconds, "others": {rival.name: rival.peak_bytes for rival in self.rivals},
             "advice": list(self.advice),
@@ -155,6 +156,7 @@ class Forecast:
         window = f", of which a window fills {plan.window_batches}" if plan.window_rows else ""
         why["batches"] = each + window + (", pinned" if self.pinned else "")
         why["reading"] = f"scratch of {plan.threads} thread{'' if plan.threads == 1 else 's'}"
+        why["processes"] = f"{plan.processes} reader processes, and one copy of the tables for all"
         why["spare"] = f"scratch of up to {plan.spare_threads} more, if files are slow"
         why["schedule"] = "row numbers, records of batches"
         return [(holder, bytes_, why.get(holder, "")) for holder, bytes_ in plan.holders.items()]
