@@ -24,10 +24,11 @@ FILES: dict[str, tuple[Callable[[], None], ...]] = {
     "docs/databases-and-folders.md": (samples.photos,),
     "docs/how-to/lightning.md": (samples.lightning,),
     "docs/tutorials/nsd-decoder.md": (samples.nsd,),
+    "docs/webdataset.md": (samples.shards,),
 }
 # Run by tests of their own; written by `make figures`; without code.
-ELSEWHERE = {"docs/add-a-format.md", "docs/nsd.md", "docs/webdataset.md"}
-WITHOUT_CODE = {"docs/benchmarks.md", "docs/design.md", "docs/faults.md"}
+ELSEWHERE = {"docs/add-a-format.md", "docs/nsd.md"}
+WITHOUT_CODE = {"docs/benchmarks.md"}
 NEEDS = {f"docs/how-to/{engine}.md": engine for engine in ("lightning", "accelerate", "ray", "dask")}
 
 TASKS = {
