@@ -1,22 +1,28 @@
 """Any layout, any part, any rows: what penstock reads of an HDF5 file is what h5py and numpy make of it."""
 
 import pickle
-import shutil
 import tempfile
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import h5py
 import hdf5plugin
 import numpy as np
-import pytest
 from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
+from tests.property.chunk_laws import (
+    NAME,
+    SMALL,
+    Written,
+    assert_same,
+    check_reads_within_scratch,
+    check_shares,
+    reading_by,
+    wanted_rows,
+)
 
-import penstock as ps
-from penstock.base import policy, scratch
+from penstock.base import policy
 from penstock.base.policy import ReadPolicy
 from penstock.dataset import second_pass, sliced
 from penstock.formats.hdf5 import layout as hdf5_layout
@@ -25,7 +31,6 @@ from penstock.read import convert
 usual = settings(deadline=None, max_examples=150, phases=(Phase.explicit, Phase.generate, Phase.shrink))
 fewer = settings(usual, max_examples=60)
 
-NAME = "group/betas"
 DTYPES = ["u1", "<i2", ">i2", "<f4", ">f8", "f2", "c8", "bool"]
 CONTIGUOUS = "contiguous"
 FILTERS: dict[str, dict[str, Any]] = {
@@ -52,28 +57,6 @@ FILTERS: dict[str, dict[str, Any]] = {
 }
 if not h5py.h5z.filter_avail(h5py.h5z.FILTER_SZIP):
     del FILTERS["szip"]
-
-
-# Files.
-
-
-@pytest.fixture(scope="module")
-def folder():
-    made = tempfile.mkdtemp()
-    yield Path(made)
-    shutil.rmtree(made)
-
-
-@dataclass(frozen=True)
-class Written:
-    """A file, and the rows that h5py finds in it."""
-
-    path: Path
-    row_axis: int
-    rows: np.ndarray
-
-    def open(self) -> ps.Dataset:
-        return ps.open(self.path, fields=(NAME,), row_axis=self.row_axis, allow_fill=True)
 
 
 def made(shape, dtype, seed):
@@ -202,9 +185,6 @@ def steps(draw):
 # How it is read.
 
 
-SMALL = st.sampled_from([1, 40, 300])
-
-
 @st.composite
 def thresholds(draw):
     """One way of reading chunks or the other, in groups and pieces of any size."""
@@ -229,38 +209,6 @@ def thresholds(draw):
     if not in_groups and draw(st.booleans()):  # groups are never larger than a block of elements
         chosen[convert, "BLOCK_ELEMENTS"] = draw(SMALL)
     return chosen
-
-
-@contextmanager
-def reading_by(chosen):
-    note(", ".join(f"{name} = {value}" for (_, name), value in chosen.items()))
-    with pytest.MonkeyPatch.context() as patch:
-        for (module, name), value in chosen.items():
-            patch.setattr(module, name, value)
-        yield
-
-
-def wanted_rows(draw, count):
-    rows = draw(st.lists(st.integers(0, count - 1), max_size=12) | st.just(list(range(count))))
-    return np.array(rows, np.int64)
-
-
-@contextmanager
-def declared_scratch(store, rows):
-    """A read of so many rows may borrow what the store declares for it, and no more."""
-    scratch.prepare(store.scratch_bytes(rows))
-    try:
-        yield
-        overflow = scratch.overflow_bytes()
-    finally:
-        scratch.release()
-    assert overflow == 0, f"scratch_bytes({rows}) declares {store.scratch_bytes(rows):,}, {overflow:,} too few"
-
-
-def assert_same(got, expected):
-    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-    if got.tobytes() != np.ascontiguousarray(expected).tobytes():
-        np.testing.assert_array_equal(got, expected)
 
 
 def composed(draw, file):
@@ -288,16 +236,7 @@ def test_rows_are_those_that_h5py_reads(folder, data):
 def test_reads_go_anywhere_within_the_scratch_declared(folder, data):
     file = data.draw(files(folder))
     with reading_by(data.draw(thresholds())):
-        ds, expected = composed(data.draw, file)
-        store = ds.delivered
-        rows = wanted_rows(data.draw, len(ds))
-        at = np.array(data.draw(st.permutations(range(len(rows) + 2))), np.int64)[: len(rows)]
-        out = np.ones((len(rows) + 2, *expected.shape[1:]), expected.dtype)
-        wanted = out.copy()
-        wanted[at] = expected[rows]
-        with declared_scratch(store, len(rows)):
-            store.read_into(rows, at, {NAME: out})
-        assert_same(out, wanted)
+        check_reads_within_scratch(data.draw, *composed(data.draw, file))
 
 
 @fewer
@@ -305,13 +244,7 @@ def test_reads_go_anywhere_within_the_scratch_declared(folder, data):
 def test_shares_of_a_read_are_together_the_whole(folder, data, shares):
     file = data.draw(files(folder))
     with reading_by(data.draw(thresholds())):
-        ds, expected = composed(data.draw, file)
-        rows = wanted_rows(data.draw, len(ds))
-        out = np.ones((len(rows), *expected.shape[1:]), expected.dtype)
-        for number in data.draw(st.permutations(range(shares))):
-            with declared_scratch(ds.delivered, len(rows)):
-                ds.delivered.read(rows, np.arange(len(rows)), {NAME: out}, (number, shares))
-        assert_same(out, expected[rows])
+        check_shares(data.draw, *composed(data.draw, file), shares)
 
 
 @fewer

@@ -1,30 +1,33 @@
 """Any shape, dtype, chunks, codecs and version: what penstock reads of a Zarr store is what zarr-python makes of it."""
 
 import pickle
-import shutil
 import tempfile
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numcodecs
 import numpy as np
-import pytest
 import zarr
 from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
+from tests.property.chunk_laws import (
+    NAME,
+    SMALL,
+    Written,
+    check_reads_within_scratch,
+    check_shares,
+    reading_by,
+)
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.storage import ZipStore
 
 import penstock as ps
-from penstock.base import policy, scratch
+from penstock.base import policy
 from penstock.base.policy import ReadPolicy
 from penstock.dataset import sliced
 from penstock.dataset.extent_store import ExtentStore
 
 usual = settings(deadline=None, max_examples=120, phases=(Phase.explicit, Phase.generate, Phase.shrink))
-NAME = "group/betas"
 DTYPES = ["u1", "i2", "f4", "f8", "f2", "c8", "bool", "u8"]
 COMPRESSORS = {
     2: [
@@ -46,25 +49,6 @@ COMPRESSORS = {
         [Crc32cCodec(), ZstdCodec()],
     ],
 }
-
-
-@pytest.fixture(scope="module")
-def folder():
-    made = tempfile.mkdtemp()
-    yield Path(made)
-    shutil.rmtree(made)
-
-
-@dataclass(frozen=True)
-class Written:
-    """A store, and the rows that zarr-python finds in it."""
-
-    path: Path
-    row_axis: int
-    rows: np.ndarray
-
-    def open(self) -> ps.Dataset:
-        return ps.open(self.path, fields=(NAME,), row_axis=self.row_axis, allow_fill=True)
 
 
 def made(shape, dtype, seed):
@@ -117,11 +101,8 @@ def stores(draw, folder):
     return Written(path, row_axis, np.ascontiguousarray(found.astype(found.dtype.newbyteorder("="))))
 
 
-SMALL = st.sampled_from([1, 40, 300])
-
-
-@contextmanager
-def reading_by(draw):
+@st.composite
+def thresholds(draw):
     """One way of reading chunks or the other, in groups and pieces of any size."""
     thresholds = {"group_chunks_below_bytes": draw(st.sampled_from([0, 1 << 40]))}
     for name in (
@@ -133,11 +114,7 @@ def reading_by(draw):
     chosen = {(policy, "DEFAULT"): ReadPolicy(**thresholds)}
     if draw(st.booleans()):
         chosen[sliced, "READ_BYTES"] = draw(SMALL)
-    note(", ".join(f"{name} = {value}" for (_, name), value in chosen.items()))
-    with pytest.MonkeyPatch.context() as patch:
-        for (module, name), value in chosen.items():
-            patch.setattr(module, name, value)
-        yield
+    return chosen
 
 
 def composed(draw, store):
@@ -157,46 +134,23 @@ def composed(draw, store):
     return ds, np.ascontiguousarray(rows)
 
 
-def wanted_rows(draw, count):
-    rows = draw(st.lists(st.integers(0, count - 1), max_size=12) | st.just(list(range(count))))
-    return np.array(rows, np.int64)
-
-
 @usual
 @given(st.data())
 def test_reads_go_anywhere_within_the_scratch_declared(folder, data):
     written = data.draw(stores(folder))
-    with reading_by(data.draw):
-        ds, expected = composed(data.draw, written)
-        store = ds.delivered
-        rows = wanted_rows(data.draw, len(ds))
-        at = np.array(data.draw(st.permutations(range(len(rows) + 2))), np.int64)[: len(rows)]
-        out = np.ones((len(rows) + 2, *expected.shape[1:]), expected.dtype)
-        wanted = out.copy()
-        wanted[at] = expected[rows]
-        scratch.prepare(store.scratch_bytes(len(rows)))
-        try:
-            store.read_into(rows, at, {NAME: out})
-            assert scratch.overflow_bytes() == 0
-        finally:
-            scratch.release()
-        np.testing.assert_array_equal(out, wanted)
-        assert out.tobytes() == wanted.tobytes()
+    with reading_by(data.draw(thresholds())):
+        check_reads_within_scratch(data.draw, *composed(data.draw, written))
 
 
 @settings(usual, max_examples=50)
 @given(st.data(), st.integers(1, 4))
 def test_shares_of_a_read_are_together_the_whole(folder, data, shares):
     written = data.draw(stores(folder))
-    with reading_by(data.draw):
+    with reading_by(data.draw(thresholds())):
         ds, expected = composed(data.draw, written)
         again = pickle.loads(pickle.dumps(ds))
         assert again.fingerprint == ds.fingerprint
-        rows = wanted_rows(data.draw, len(ds))
-        out = np.ones((len(rows), *expected.shape[1:]), expected.dtype)
-        for number in data.draw(st.permutations(range(shares))):
-            again.delivered.read(rows, np.arange(len(rows)), {NAME: out}, (number, shares))
-        np.testing.assert_array_equal(out, expected[rows])
+        check_shares(data.draw, again, expected, shares)
 
 
 @settings(usual, max_examples=40)
