@@ -17,6 +17,7 @@ from penstock.nsd import NSD, NSDDataset, Pictures, get_dataloaders, subjects, s
 from penstock.nsd.synthetic import Scale
 from penstock.nsd.synthetic.shards import write_shards
 from penstock.read.part import elements, everything
+from penstock.webdataset.mindeye import share_open_files
 
 SESSIONS = 8
 SCALE = Scale((5, 7, 6), 24, SESSIONS, {1: SESSIONS}, shared=8, picture=9, region_voxels=27)
@@ -335,6 +336,14 @@ def test_few_files_are_open_at_once(whole):
     for _ in train:
         assert open_files(whole) <= 3
     train.close()
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 5, 100])
+def test_open_shards_are_counted_for_both_loaders_together(most):
+    for_train, for_val = share_open_files(most)
+    assert for_train + for_val == most
+    assert for_train >= for_val >= min(1, most // 2)
+    assert share_open_files(None) == (None, None)
 
 
 def test_the_constructor_of_the_documents(whole):
