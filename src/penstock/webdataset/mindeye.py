@@ -73,21 +73,33 @@ def get_dataloaders(
     Batches are tuples in the order of ``to_tuple``: ``voxels`` as stored, pictures as float32 from 0 to 1 of shape
     (batch, 3, height, width), everything else as stored. ``memory`` is shared by both loaders: three quarters for
     training, one quarter for validation. Pictures are as stored (256 pixels in MindEye's shards), or of ``image_size``.
-    ``on_error="skip"`` leaves out shards that cannot be opened and samples that cannot be read. The description of this
-    module says where it differs from MindEye's.
+    ``max_open_files`` limits the files that both hold open together. ``on_error="skip"`` leaves out shards that cannot
+    be opened and samples that cannot be read. The description of this module says where it differs from MindEye's.
     """
     if train_url is None or val_url is None:
         given = f"train_url={train_url!r}, val_url={val_url!r}"
         raise ConfigError(f"{given}: expected the shards of both, such as 'train_{{0..17}}.tar'")
     names = column_names(to_tuple, image_var)
-    options = {"cache_dir": cache_dir or None, "on_error": on_error, "max_open_files": max_open_files}
-    train, val = (_shards(url, names, image_var, voxels_key, image_size, options) for url in (train_url, val_url))
+    options = {"cache_dir": cache_dir or None, "on_error": on_error}
+    train, val = (
+        _shards(url, names, image_var, voxels_key, image_size, {**options, "max_open_files": most})
+        for url, most in zip((train_url, val_url), _shared_out(max_open_files), strict=True)
+    )
     pair = Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
     train_dl, val_dl = pair.loaders(memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size)
     totals = _totals(meta_url) if meta_url is not None and None in (num_train, num_val) else {}
     counted_train = num_train if num_train is not None else totals.get("train", len(train))
     counted_val = num_val if num_val is not None else totals.get("val", len(val))
     return train_dl, val_dl, counted_train, counted_val
+
+
+def _shared_out(max_open_files: int | None) -> tuple[int | None, int | None]:
+    """How many files the training set and the validation set may hold open, so that it is as many together."""
+    if max_open_files is None:
+        return None, None
+    most = checks.whole("max_open_files", max_open_files)
+    for_val = most // 4 or most // 2
+    return most - for_val, for_val
 
 
 def column_names(to_tuple: Sequence[str], image_var: str) -> tuple[str, ...]:
