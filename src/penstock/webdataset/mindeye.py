@@ -83,7 +83,7 @@ def get_dataloaders(
     options = {"cache_dir": cache_dir or None, "on_error": on_error}
     train, val = (
         _shards(url, names, image_var, voxels_key, image_size, {**options, "max_open_files": most})
-        for url, most in zip((train_url, val_url), _shared_out(max_open_files), strict=True)
+        for url, most in zip((train_url, val_url), share_open_files(max_open_files), strict=True)
     )
     pair = Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
     train_dl, val_dl = pair.loaders(memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size)
@@ -93,7 +93,7 @@ def get_dataloaders(
     return train_dl, val_dl, counted_train, counted_val
 
 
-def _shared_out(max_open_files: int | None) -> tuple[int | None, int | None]:
+def share_open_files(max_open_files: int | None) -> tuple[int | None, int | None]:
     """How many files the training set and the validation set may hold open, so that it is as many together."""
     if max_open_files is None:
         return None, None
