@@ -173,9 +173,9 @@ FILES: dict[str, tuple[str, bytes]] = {
     **{f"folder: {name}": ("a/a.npy", content) for name, content in HEADERS.items()},
     **{f"zarr: {name}": (f"a.zarr/{file}", content) for name, (file, content) in DOCUMENTS.items()},
     **{f"nifti: {name}": ("a.nii", content) for name, content in NIFTIS.items()},
-    **{f"gzipped nifti: {name}": ("a.nii.gz", gzip.compress(content)) for name, content in NIFTIS.items()},
+    **{f"gzipped nifti: {name}": ("a.nii.gz", gzip.compress(content, mtime=0)) for name, content in NIFTIS.items()},
     **{f"gzip: {name}": ("a.nii.gz", content)
-       for name, content in damaged(gzip.compress(nifti((3, 2, 2, 2, 1, 1, 1, 1)))).items()},
+       for name, content in damaged(gzip.compress(nifti((3, 2, 2, 2, 1, 1, 1, 1)), mtime=0)).items()},
     **{f"tar of {name}": ("a.tar", tar({f"a.{name.partition('.')[2]}": content})) for name, content in MEMBERS.items()},
     **{f"folder of {name}": (f"a/{name}", content) for name, content in MEMBERS.items() if name[-3:] in ("png", "jpg")},
     **tables(),
