@@ -157,7 +157,7 @@ def _assign(target: np.ndarray, places: tuple[Any, ...], values: np.ndarray) -> 
     """
     rows, *part = places
     goal, run_bytes = target[(slice(None), *part)], values.shape[-1] * values.itemsize
-    if run_bytes and goal.strides[-1] == goal.itemsize:
+    if run_bytes and goal.ndim > 1 and goal.strides[-1] == goal.itemsize:  # rows of one number have no runs
         run = np.dtype((np.void, run_bytes))
         goal.view(run)[..., 0][rows] = values.view(run)[..., 0]
     else:
