@@ -7,7 +7,7 @@ With ``processes="auto"``:
 1. One to three cores, or data that are only copied from memory: threads alone.
 2. Otherwise one core is left to the training step. Two threads per process decode; a function of the caller's gets a
    process per thread, since it holds the interpreter.
-3. Processes take at most a quarter of the budget; with less than two, threads read.
+3. Processes take at most a quarter of the budget, or half of it to run a function; with less than two, threads read.
 """
 
 import sys
@@ -38,8 +38,8 @@ MOST_TIMES = 8
 CORES_FOR_PROCESSES = 4
 # Two threads per process deliver as much as one, for half the memory, and more than four (measured on 16 cores).
 THREADS_PER_PROCESS = 2
-# Processes take at most this share of the budget.
-BUDGET_SHARE = 4
+# Processes take at most this part of the budget: one in four bytes, or one in two to run a function.
+PART_OF_BUDGET, PART_FOR_FUNCTIONS = 4, 2
 # Less than this is read before processes are up.
 WORTH_BYTES = 64 * MiB
 
@@ -89,11 +89,12 @@ def place(
     if why := _why_inside(store, paths):
         return replace(found, why=f"threads read here: {why}")
     wanted = replace(found, threads=max(2, found.threads - 1)) if threads == "auto" else found
-    per_process = 1 if has_function(store) else THREADS_PER_PROCESS
+    calls = has_function(store)
+    per_process, part = (1, PART_FOR_FUNCTIONS) if calls else (THREADS_PER_PROCESS, PART_OF_BUDGET)
     sized = _with_sizes(store, wanted)
     if sized.why:
         return sized
-    room = max(0, limit_bytes // BUDGET_SHARE - sized.shared_bytes) // sized.process_bytes
+    room = max(0, limit_bytes // part - sized.shared_bytes) // sized.process_bytes
     count = min(-(-wanted.threads // per_process), room)
     if count < 2:
         each = format_size(sized.process_bytes)

@@ -231,6 +231,9 @@ class ReaderProcess:
         if self._child is not None:  # it died: had it been killed here, it would be forgotten
             self.restarts += 1
             self._reap()
+        if not sys.executable:
+            self._fail("this program does not say which Python it runs")
+            return
         here, there = socket.socketpair()
         self._control = here
         paths = [path for path in sys.path if isinstance(path, str)]
