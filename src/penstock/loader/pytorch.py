@@ -1,9 +1,11 @@
 """The only module that imports torch: tensors, pinned slots, device copies, ranks, and torch's own loader."""
 
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -63,7 +65,28 @@ def stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(values))
 
 
-def room_for(values: torch.Tensor, rows: int) -> torch.Tensor | None:
+class Rooms:
+    """Memory for batches of this process: used again when the last tensor over it is gone. Fresh pages are slow."""
+
+    MOST_KEPT = 3
+
+    def __init__(self) -> None:
+        self._lent: list[tuple[np.ndarray, weakref.ref[np.ndarray]]] = []
+
+    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of any content."""
+        size = prod(shape) * dtype.itemsize
+        memory = next((memory for memory, user in self._lent if user() is None and memory.nbytes == size), None)
+        if memory is None:
+            # Not by numpy: it asks for huge pages, and making those takes long on a busy machine.
+            memory = torch.empty(size, dtype=torch.uint8).numpy()
+        loan = memory.view()  # torch keeps it for as long as any tensor over it lives
+        kept = [(other, user) for other, user in self._lent if other is not memory][-self.MOST_KEPT + 1 :]
+        self._lent = [*kept, (memory, weakref.ref(loan))]
+        return torch.from_numpy(loan).view(dtype).view(shape)
+
+
+def room_for(values: torch.Tensor, rows: int, rooms: Rooms | None = None) -> torch.Tensor | None:
     """A tensor to stack so many of such values in; None for unusual ones.
 
     In a worker of torch's loader it lies in memory that is shared, as it does where torch collates: whoever sends it to
@@ -73,6 +96,8 @@ def room_for(values: torch.Tensor, rows: int) -> torch.Tensor | None:
     if not plain or values.requires_grad or values.is_quantized:
         return None
     shape, size = (rows, *values.shape), rows * values.numel() * values.element_size()
+    if worker_and_workers() is None and rooms is not None and size > 0:
+        return rooms.lend(shape, values.dtype)
     if worker_and_workers() is None or not 0 < size <= SHARED_AT_MOST:
         return torch.empty(shape, dtype=values.dtype)
     room = torch.UntypedStorage._new_shared(size, device="cpu")

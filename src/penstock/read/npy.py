@@ -9,6 +9,7 @@ import io
 import struct
 import zipfile
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -41,7 +42,11 @@ class NpyHeader:
 
     @classmethod
     def parse(cls, data: bytes) -> "NpyHeader":
-        """From the first bytes of an array."""
+        """From the first bytes of an array. Parsed headers are remembered: those of samples are the same."""
+        return _parse(bytes(data[: _header_end(data)]))
+
+    @classmethod
+    def _parse(cls, data: bytes) -> "NpyHeader":
         stream = io.BytesIO(data)
         try:
             version = np.lib.format.read_magic(stream)
@@ -72,6 +77,16 @@ class NpyHeader:
 
     def __str__(self) -> str:
         return f"{self.dtype} of shape {self.shape}"
+
+
+_parse = lru_cache(maxsize=256)(NpyHeader._parse)
+
+
+def _header_end(data: bytes) -> int:
+    """Where the header of an array ends, if it is one; at most the length of the longest."""
+    if len(data) < 12 or (length := _LENGTHS.get((data[6], data[7]))) is None:
+        return HEADER_BYTES
+    return min(8 + length.size + int(length.unpack_from(data, 8)[0]), HEADER_BYTES)
 
 
 def is_cut(data: bytes) -> bool:

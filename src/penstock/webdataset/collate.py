@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import SchemaMismatch
+from penstock.webdataset.pixels import Pixels
 
 Batch = Any
 
@@ -26,8 +27,8 @@ class Stacking:
     So memory holds the batch, and not the batch and its samples.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._count = most, 0
+    def __init__(self, most: int, rooms: Any = None) -> None:
+        self._most, self._count, self._rooms = most, 0, rooms
         self._named = False
         self._fields: dict[Any, Any] = {}
         self._columns: dict[Any, _Stack] = {}
@@ -41,11 +42,19 @@ class Stacking:
         if not self._count:
             self._named = isinstance(sample, dict)
             self._fields = {name: value if name == "__key__" else None for name, value in row.items()}
-            self._columns = {name: _Stack(name, self._most) for name in row}
+            self._columns = {name: _Stack(name, self._most, self._room(name)) for name in row}
         _check_same(self._fields, row)
         for name, value in row.items():
             self._columns[name].append(value)
         self._count += 1
+
+    def _room(self, name: Any) -> Any:
+        """Memory of earlier batches of the same field."""
+        if self._rooms is None or sys.modules.get("torch") is None:
+            return None
+        from penstock.loader.pytorch import Rooms
+
+        return self._rooms.setdefault(name, Rooms())
 
     def batch(self) -> Batch:
         """The batch that ``default_collation_fn`` would make of the samples so far, which are then forgotten."""
@@ -57,14 +66,20 @@ class Stacking:
 class _Stack:
     """The values of one field: in one array while their shapes and dtypes agree, otherwise in a list."""
 
-    def __init__(self, name: Any, most: int) -> None:
-        self._name, self._most, self._count = name, most, 0
+    def __init__(self, name: Any, most: int, rooms: Any) -> None:
+        self._name, self._most, self._count, self._rooms = name, most, 0, rooms
         self._block: Any = None
         self._values: list[Any] = []
 
     def append(self, value: Any) -> None:
+        if isinstance(value, Pixels):
+            if self._block is not None and value.fits(self._block):
+                value.write(self._block, self._count)
+                self._count += 1
+                return
+            value = value.tensor()
         if not self._count:
-            self._block = _block(value, self._most)
+            self._block = _block(value, self._most, self._rooms)
         if self._block is not None and not _alike(self._block, value):
             self._values = [_copy(self._block[place, ...]) for place in range(self._count)]
             self._block = None
@@ -83,7 +98,7 @@ class _Stack:
         return _copy(block[: self._count])  # a view would keep the whole block, and send it to other processes
 
 
-def _block(value: Any, rows: int) -> Any:
+def _block(value: Any, rows: int, rooms: Any) -> Any:
     """Memory for so many values like this one; None if values of this kind are listed."""
     try:
         if type(value) is np.ndarray and not value.dtype.hasobject:
@@ -91,7 +106,7 @@ def _block(value: Any, rows: int) -> Any:
         if _is_tensor(value):
             from penstock.loader.pytorch import room_for
 
-            return room_for(value, rows)
+            return room_for(value, rows, rooms)
     except (
         MemoryError,
         OverflowError,

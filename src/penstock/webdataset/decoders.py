@@ -9,6 +9,7 @@ called ``torch``, a tensor with the channels first; ``pil`` an image of Pillow's
 Nothing is unpickled: fields that only pickle could read are refused, unless a function of the caller's takes them.
 """
 
+import copy
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,6 +23,7 @@ from penstock.files.compression import one_line
 from penstock.read import objects, pictures
 from penstock.read.npy import MAX_ARRAY_BYTES, decode_npy, decode_npz, decode_ten
 from penstock.read.pictures import EXTENSIONS, MAX_PIXELS
+from penstock.webdataset.pixels import Pixels, as_floats
 from penstock.webdataset.samples import Sample
 
 FieldDecoder = Callable[[str, bytes], Any]
@@ -114,6 +116,9 @@ _PROGRAMS = frozenset({"eps", "ps"})
 class PictureDecoder:
     """Decodes fields whose last extension is a picture's, and leaves the others alone."""
 
+    defers = False
+    """Whether tensors of floats are left to the batch that they are put into."""
+
     def __init__(self, mode: str, extensions: Collection[str], max_pixels: int) -> None:
         if mode not in PICTURE_MODES:
             raise ConfigError(f"decode({mode!r}): no such mode for pictures; there are {', '.join(PICTURE_MODES)}")
@@ -136,14 +141,10 @@ class PictureDecoder:
             except ImportError:
                 raise ConfigError(f'decode({self.mode!r}) gives tensors: pip install "penstock[torch]"') from None
             channels_first = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-            return tensor(_floats(channels_first) if form.floats else np.ascontiguousarray(channels_first))
-        return _floats(pixels) if form.floats else pixels
-
-
-def _floats(pixels: np.ndarray) -> np.ndarray:
-    """From 0 to 1 in single precision, in the order of the axes given."""
-    floats: np.ndarray = np.divide(pixels, np.float32(255), dtype=np.float32, order="C")
-    return floats
+            if form.floats and self.defers:
+                return Pixels(channels_first)
+            return tensor(as_floats(channels_first) if form.floats else np.ascontiguousarray(channels_first))
+        return as_floats(pixels) if form.floats else pixels
 
 
 class ByExtension:
@@ -208,6 +209,12 @@ class Decoder:
 
     decode1 = decode_field
 
+    def deferring(self) -> "Decoder":
+        """The same for samples that are only picked from and stacked: see ``pixels``."""
+        same = copy.copy(self)
+        same.handlers = [_deferring(each) for each in self.handlers]
+        return same
+
     def decode(self, sample: Sample) -> Sample:
         """The same as calling it."""
         return self(sample)
@@ -246,6 +253,14 @@ class Decoder:
 
 def _where(sample: Sample, name: str) -> str:
     return f"{sample.get('__url__', 'sample')}: {sample.get('__key__', '?')!r}, field {name!r}"
+
+
+def _deferring(handler: FieldDecoder) -> FieldDecoder:
+    if not isinstance(handler, PictureDecoder):
+        return handler
+    same = copy.copy(handler)
+    same.defers = True
+    return same
 
 
 def _field_decoder(given: Given, max_pixels: int) -> FieldDecoder:

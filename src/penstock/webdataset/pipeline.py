@@ -18,9 +18,24 @@ from typing import Any, Self
 from penstock.base import checks
 from penstock.base.torch_worker import fail_worker_on_lost_batch
 from penstock.errors import ConfigError
+from penstock.webdataset.collate import default_collation_fn
+from penstock.webdataset.decoders import Decoder
 from penstock.webdataset.fluent import Fluent
 from penstock.webdataset.run import Counts, Place, Run, here, set_rank
+from penstock.webdataset.shuffle import shuffle_samples
 from penstock.webdataset.stage import Source, Stage
+from penstock.webdataset.verbs import (
+    batch_samples,
+    draw_samples,
+    fields_to_dict,
+    fields_to_tuple,
+    log_samples,
+    map_samples,
+    pick_matching,
+    rename_fields,
+    rename_matching,
+    slice_samples,
+)
 
 FOREVER = -1
 
@@ -93,7 +108,7 @@ class DataPipeline(Fluent):
         if not self.pipeline:
             raise ConfigError("an empty pipeline: the first stage is what gives samples")
         samples = _begin(self.pipeline[0], run)
-        for number, stage in enumerate(self.pipeline[1:], 1):
+        for number, stage in enumerate(_deferred(self.pipeline)[1:], 1):
             samples = _go_on(stage, samples, run.at(number))
         return samples
 
@@ -214,6 +229,33 @@ def _begin(stage: Any, run: Run) -> Iterator[Any]:
     if callable(stage):
         return iter(stage())
     raise ConfigError(f"{stage!r} cannot be the source of a pipeline: it gives no samples")
+
+
+# Verbs that pass values on as they are.
+_PASSIVE = (
+    *(rename_fields, rename_matching, pick_matching, fields_to_tuple, fields_to_dict, shuffle_samples, slice_samples),
+    *(draw_samples, log_samples),
+)
+
+
+def _deferred(stages: list[Any]) -> list[Any]:
+    """The stages, with pictures made floats in their batch where nothing before it looks at them."""
+    found, decoding = list(stages), None
+    for number, stage in enumerate(stages):
+        function = stage.function if type(stage) is Stage else None
+        if function is map_samples and stage.args and type(stage.args[0]) is Decoder:
+            decoding = number
+        elif (
+            function is batch_samples
+            and stage.options.get("collation_fn", default_collation_fn) is default_collation_fn
+        ):
+            if decoding is not None and len(stage.args) < 2:
+                decoder, *others = stages[decoding].args
+                found[decoding] = Stage(map_samples, decoder.deferring(), *others, **stages[decoding].options)
+            decoding = None
+        elif function not in _PASSIVE:
+            decoding = None
+    return found
 
 
 def _go_on(stage: Any, samples: Iterator[Any], run: Run) -> Iterator[Any]:

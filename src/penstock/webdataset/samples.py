@@ -32,6 +32,9 @@ from penstock.webdataset.splitting import share_of
 
 Sample = dict[str, Any]
 
+MOST_BETWEEN = 64 * 1024
+"""Bytes that are read and not used, rather than to read twice."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -103,6 +106,9 @@ class SampleReader(Iterator[Sample]):
 
 def _load(found: Iterator[Sample], run: Run, reading: Reading) -> Iterator[Sample]:
     def load(sample: Sample) -> Sample:
+        unread = [value for value in sample.values() if isinstance(value, Unread)]
+        if len(unread) > 1 and _lie_together(unread):
+            return {**sample, **_read_together(sample, unread, reading.files)}
         return {
             name: value.read(reading.files) if isinstance(value, Unread) else value for name, value in sample.items()
         }
@@ -111,6 +117,23 @@ def _load(found: Iterator[Sample], run: Run, reading: Reading) -> Iterator[Sampl
         yield from run.each(found, load, reading.handler, "reading")
     finally:
         reading.files.close()
+
+
+def _lie_together(unread: Sequence[Unread]) -> bool:
+    """Whether one read gets all of them, and little else."""
+    span = max(each.offset + each.size for each in unread) - min(each.offset for each in unread)
+    return span - sum(each.size for each in unread) <= MOST_BETWEEN and len({each.file for each in unread}) == 1
+
+
+def _read_together(sample: Sample, unread: Sequence[Unread], files: Files) -> Sample:
+    begin = min(each.offset for each in unread)
+    content = np.empty(max(each.offset + each.size for each in unread) - begin, np.uint8)
+    _Lent(unread[0].file, files).read_into(begin, content)
+    return {
+        name: content[value.offset - begin :][: value.size].tobytes()
+        for name, value in sample.items()
+        if isinstance(value, Unread)
+    }
 
 
 def read_samples(

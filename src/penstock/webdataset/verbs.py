@@ -133,8 +133,9 @@ def batch_samples(
         batchsize = ceil(batchsize)  # programs divide, and 8 / 2 is a float
     batchsize = checks.whole("batched: batchsize", batchsize, least=1)
     partial = checks.flag("batched: partial", partial)
+    rooms: dict[Any, Any] = {}
     while True:
-        held: Stacking | list[Any] = Stacking(batchsize) if collation_fn is default_collation_fn else []
+        held: Stacking | list[Any] = Stacking(batchsize, rooms) if collation_fn is default_collation_fn else []
         for sample in islice(samples, batchsize):
             held.append(sample)
         if not held or (len(held) < batchsize and not partial):
