@@ -96,7 +96,7 @@ def room_for(values: torch.Tensor, rows: int, rooms: Rooms | None = None) -> tor
     if not plain or values.requires_grad or values.is_quantized:
         return None
     shape, size = (rows, *values.shape), rows * values.numel() * values.element_size()
-    if worker_and_workers() is None and rooms is not None and size > 0:
+    if worker_and_workers() is None and rooms is not None and 0 < size <= SHARED_AT_MOST:
         return rooms.lend(shape, values.dtype)
     if worker_and_workers() is None or not 0 < size <= SHARED_AT_MOST:
         return torch.empty(shape, dtype=values.dtype)
