@@ -74,7 +74,7 @@ class OnlyHere:
 
 
 def test_processes_that_cannot_begin_are_told_of(job, capfd):
-    with pytest.raises(WorkerDied, match=r"ended without a word, 3 times.*__main__"):
+    with pytest.raises(WorkerDied, match=r"ended without an error message, 3 times.*__main__"):
         list(run.run_in_processes(replace(job, attributes={"": {"x": OnlyHere()}}), job.plan.all_tasks(), 2))
 
 
