@@ -19,7 +19,7 @@ import numpy as np
 from penstock.base import counters
 from penstock.base.file_id import FileId
 from penstock.base.scratch import aligned, borrow
-from penstock.base.sizes import KiB
+from penstock.base.sizes import KiB, MiB
 from penstock.base.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath
 from penstock.base.urls import base_name
 from penstock.dataset.extent_store import ExtentStore
@@ -49,8 +49,10 @@ DTYPES = {
 }  # fmt: skip
 
 # Compressed bytes read at a time, and the most that one step of decoding gives.
-STORED_BYTES = 128 * KiB
-STEP_BYTES = 256 * KiB
+STORED_BYTES = 64 * KiB
+STEP_BYTES = 64 * KiB
+# Measured: the decoder's own memory, and what Python keeps of pieces and tables that it has freed.
+DECODER_BYTES = 8 * MiB
 
 
 @dataclass(frozen=True)
@@ -247,8 +249,7 @@ class GzippedImage(StoreBase):
         return self.image.rows
 
     def scratch_bytes(self, rows: int) -> int:
-        # Steps are decoded into memory of Python's own, which keeps some of what it has freed.
-        return aligned(STORED_BYTES) + aligned(self.image.row_bytes) + 12 * (STEP_BYTES + STORED_BYTES)
+        return aligned(STORED_BYTES) + aligned(self.image.row_bytes) + DECODER_BYTES
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         check_rows(rows, self)
