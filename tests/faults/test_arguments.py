@@ -187,7 +187,7 @@ VERBS = {
     "shuffle": lambda ds: ds.shuffle("many"),
     "shuffle by half": lambda ds: ds.shuffle(2.5),
     "initial": lambda ds: ds.shuffle(5, initial="x"),
-    "batched": lambda ds: ds.batched(2.5),
+    "batched": lambda ds: ds.batched("two"),
     "batched by truth": lambda ds: ds.batched(True),
     "batched, in part": lambda ds: ds.batched(2, partial="no"),
     "listed": lambda ds: ds.listed("2"),
