@@ -64,7 +64,12 @@ def made(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 def through_h5py(path: Path, name: str = "betas") -> np.ndarray:
     with h5py.File(path) as file:
-        values = file[name][:]
+        try:
+            values = file[name][:]
+        except OSError as error:
+            if "minimum number of bits exceeds size of type" in str(error):
+                pytest.skip("HDF5 1.14.4 to 1.14.6 cannot read some numbers that its scale-offset filter wrote")
+            raise
     return values.astype(values.dtype.newbyteorder("="))
 
 
