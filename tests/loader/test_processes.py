@@ -462,6 +462,7 @@ def test_what_auto_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert plan(16, ds=ds.map(lambda batch: batch)).processes == 15
     assert plan(16, "64MiB").processes == 0
     assert "no room for processes" in str(plan(16, "64MiB"))
+    assert sixteen.smallest_bytes == plan(2).smallest_bytes, "processes are given up before a budget is refused"
     assert plan(16, ds=ps.from_arrays(x=np.zeros((100, 10)))).processes == 0
     assert plan(16, processes=0).processes == 0
     lock = threading.Lock()

@@ -192,6 +192,8 @@ def make_joint_plan(requests: Mapping[str, Request]) -> JointPlan:
     if smallest_bytes > first.limit_bytes:
         refusal = plan_text.refusal(requests, smallest, first.limit_bytes)
         raise BudgetExceeded(refusal, smallest_bytes=smallest_bytes)
+    if not first.placement.is_asked_for:  # in a smaller budget, threads would read here
+        smallest_bytes -= smallest.get(plan_text.PROCESSES, 0)
     threads, found = spend(list(requests.values()))
     spent = dict(zip(requests, found, strict=True))
     held = _by_name(spent, threads)
