@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal --quiet
 
-.PHONY: demo test slow soak lint types engines oldest pins bench figures docs dist clean
+.PHONY: demo test slow processes soak lint types engines oldest pins bench figures docs dist clean
 
 demo: $(VENV)/.ready
 	$(BIN)/penstock demo
@@ -27,6 +27,13 @@ test: $(VENV)/.ready
 
 slow: $(VENV)/.ready
 	$(PYTEST) -m slow
+
+# The suites of loading, order, resuming and bad input, with reader processes wherever a test does not say.
+IN_PROCESSES := tests/loader/test_loader.py tests/loader/test_multi.py tests/loader/test_skipping.py \
+	tests/loader/test_iterators.py tests/faults/test_kill_and_resume.py tests/faults/test_bad_input.py \
+	tests/conformance/test_joined_formats.py
+processes: $(VENV)/.ready
+	$(PYTEST) --processes 2 -m "not slow" -k "not billion" $(IN_PROCESSES)
 
 soak: $(VENV)/.ready
 	$(PYTEST) -m soak --timeout 1800 $(if $(SEED),--seed $(SEED))

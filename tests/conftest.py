@@ -68,7 +68,7 @@ def reader_processes(request):
 
     def placed(store, paths, threads, processes, limit_bytes):
         if processes == "auto":
-            few = count if threads == "auto" else min(count, threads)
+            few = min(count, threads) if isinstance(threads, int) else count
             with contextlib.suppress(ConfigError):
                 return dataclasses.replace(place(store, paths, threads, few, limit_bytes), is_asked_for=False)
         return place(store, paths, threads, processes, limit_bytes)
