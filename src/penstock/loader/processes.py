@@ -38,6 +38,9 @@ START_WITHIN_S = 60.0
 
 LOOK_EVERY_S = 0.01
 
+# A process that dies so often before it is up will not come up at all.
+EARLY_DEATHS = 3
+
 # How long ending an epoch waits for reads under way, before it kills their processes.
 GIVE_UP_WITHIN_S = 0.5
 
@@ -137,6 +140,8 @@ class ReaderProcess:
         self._is_starting = False
         self.failure = ""
         """Why it cannot be started."""
+        self._early_deaths = 0
+        """How often it died before it was up."""
         self.life = 0
         """Counts its starts: sockets belong to one life."""
         self.restarts = 0
@@ -171,13 +176,15 @@ class ReaderProcess:
     def restart(self) -> None:
         """Start it again, if it is not up, and wait until it is."""
         with self._turn:
-            if self.is_up:
-                return
-            if not self._is_starting:
-                self._start()
-            if not self._hear(START_WITHIN_S):
-                why = self.failure or f"nothing came from the new one in {START_WITHIN_S:.0f} s"
-                raise ReaderDied(f"a reader process died, and could not be started again: {why}")
+            until = time.monotonic() + START_WITHIN_S
+            while not self.is_up:
+                left_s = until - time.monotonic()
+                if self.failure or left_s < 0:
+                    why = self.failure or f"nothing came from the new one in {START_WITHIN_S:.0f} s"
+                    raise ReaderDied(f"a reader process died, and could not be started again: {why}")
+                if not self._is_starting:
+                    self._start()
+                self._hear(left_s)
 
     def kill(self) -> None:
         """End it at once; it is started again when it is needed."""
@@ -251,12 +258,19 @@ class ReaderProcess:
 
     def _hear(self, wait_s: float) -> bool:
         """Whether the process has said that it is ready; waits no longer than that for it."""
-        if self._control is None or not select.select([self._control], [], [], wait_s)[0]:
+        if self._control is None:
+            return False
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        if not poll.poll(wait_s * 1000):
             return False
         self._is_starting = False
         try:
             ready, _ = wire.receive(self._control)
         except (EOFError, OSError):
+            self._early_deaths += 1
+            if self._early_deaths < EARLY_DEATHS:
+                return False
             ready = Ready(0, "it ended while it started")
         if ready.failure:
             self._fail(ready.failure)
