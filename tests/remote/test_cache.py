@@ -1,6 +1,7 @@
 """Copies of files from elsewhere: whole or not there, fetched once, within their limit."""
 
 import base64
+import contextlib
 import errno
 import hashlib
 import os
@@ -385,6 +386,32 @@ def test_eight_processes_fetch_each_file_once(server, tmp_path):
     assert [each.wait(90) for each in running] == [0] * 8
     assert [server.whole_downloads(str(number)) for number in range(3)] == [1, 1, 1]
     assert len(kept(tmp_path / "cache")) == 3
+
+
+def test_a_copy_gets_its_name_while_nobody_counts(tmp_path):
+    """Whoever listed the folder before, and looks at sizes after it, would miss the copy and take too much."""
+    cache = FileCache(str(tmp_path), 2 * SIZE)
+    fetched, counts = threading.Event(), threading.Event()
+
+    def fetch(descriptor):
+        writing(0)(descriptor)
+        fetched.set()
+        counts.wait(30)
+
+    def obtain():
+        with cache.lent(file(0), fetch):
+            pass
+
+    thread = threading.Thread(target=obtain)
+    with contextlib.ExitStack() as counting:
+        thread.start()
+        assert fetched.wait(30)
+        counting.enter_context(cache._folder_alone())
+        counts.set()
+        time.sleep(0.1)
+        assert not os.path.exists(cache.path(file(0)))
+    thread.join(30)
+    assert os.path.exists(cache.path(file(0)))
 
 
 @pytest.mark.case(22)

@@ -170,7 +170,8 @@ class FileCache:
                 finally:
                     os.close(descriptor)
                 self._write_sums(key, sums)
-                os.replace(partial, final)
+                with self._folder_alone():  # whoever counts meanwhile would find it under neither name
+                    os.replace(partial, final)
             except OSError as error:
                 raise (CacheFull if error.errno in _FULL else Unavailable)(
                     f"{file.path}: cannot be kept in cache_dir={self.folder!r}: {error.strerror} (errno {error.errno})"
