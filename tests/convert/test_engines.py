@@ -70,10 +70,12 @@ def test_a_process_that_dies_costs_its_task(job):
 
 
 class OnlyHere:
-    """Other processes cannot import the module of a test."""
+    """Of a module that other processes cannot import."""
 
 
-def test_processes_that_cannot_begin_are_told_of(job, capfd):
+def test_processes_that_cannot_begin_are_told_of(job, capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "only_here", sys.modules[OnlyHere.__module__])
+    monkeypatch.setattr(OnlyHere, "__module__", "only_here")
     with pytest.raises(WorkerDied, match=r"ended without an error message, 3 times.*__main__"):
         list(run.run_in_processes(replace(job, attributes={"": {"x": OnlyHere()}}), job.plan.all_tasks(), 2))
 

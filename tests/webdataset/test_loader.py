@@ -58,9 +58,9 @@ def test_epochs_differ_and_come_again(numbered, kept):
 
 @pytest.mark.slow  # each imports torch
 def test_workers_that_are_started_anew(numbered):
-    dataset = wds.WebDataset(numbered([1] * 8), shardshuffle=100).decode().to_tuple("cls")
+    dataset = wds.WebDataset(numbered([1] * 24), shardshuffle=100).decode().to_tuple("cls")
     epochs = [[int(sample[0]) for sample in loaded(dataset, 2, multiprocessing_context="spawn")] for _ in range(2)]
-    assert [sorted(each) for each in epochs] == [list(range(8))] * 2
+    assert [sorted(each) for each in epochs] == [list(range(24))] * 2
     assert epochs[0] != epochs[1]
 
 

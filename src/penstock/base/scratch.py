@@ -9,9 +9,11 @@ is borrowed beyond it is allocated on the spot and counted in ``overflow_bytes``
 to be 0: that is how a store's declared ``scratch_bytes`` is held to what it really uses.
 """
 
+import ctypes
 import mmap
 import os
 import threading
+from contextlib import suppress
 
 import numpy as np
 
@@ -50,6 +52,12 @@ def map_shared(descriptor: int, bytes_: int, *, is_private: bool = False) -> np.
     """Memory that another process made; with ``is_private``, whatever is written here stays here."""
     flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
     return np.frombuffer(mmap.mmap(descriptor, max(1, bytes_), flags=flags), np.uint8, bytes_)
+
+
+def trim() -> None:
+    """Return freed memory to the system. Each thread allocates from a heap of its own, and would keep it for itself."""
+    with suppress(OSError, AttributeError, TypeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Scratch(threading.local):

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from penstock.base import counters
+from penstock.base import counters, scratch
 from penstock.base import stop as stopping
 from penstock.base.counters import Counters
 from penstock.base.sizes import MiB
@@ -31,6 +31,9 @@ _DIED_WAY_OUT = (
     "A decoder or a function of yours crashes there, or there is too little memory: "
     'on_error="skip" leaves such samples out, and processes=0 reads in this process, where a debugger sees it'
 )
+
+# The schedule of a window this large is returned to the system at the end of an epoch, which takes milliseconds.
+TRIM_FROM_ROWS = 100_000
 
 # Fields that need not come with their blocks are read separately where a batch has this much of them.
 DEFER_FROM_BYTES = 1 * MiB
@@ -177,8 +180,11 @@ class Readers:
         self._posted.put(error)
 
     def close_files(self) -> None:
-        """Close the files; the threads have ended."""
+        """Close the files, and free the schedule, whose windows may be large; the threads have ended."""
         self.have_ended = True
+        self._reads, self._next_read = iter(()), None
+        if self.plan.window_rows >= TRIM_FROM_ROWS:
+            scratch.trim()
         self.store.close()
 
     # Reads in other processes.
