@@ -33,7 +33,7 @@ _DIED_WAY_OUT = (
 )
 
 # The schedule of a window this large is returned to the system at the end of an epoch, which takes milliseconds.
-TRIM_FROM_ROWS = 100_000
+TRIM_FROM_ROWS = 10_000
 
 # Fields that need not come with their blocks are read separately where a batch has this much of them.
 DEFER_FROM_BYTES = 1 * MiB
