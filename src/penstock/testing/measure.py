@@ -1,16 +1,15 @@
 """Run a loader and measure it: rate, waits, and the memory that the whole process tree held meanwhile."""
 
-import ctypes
 import gc
 import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.base.machine import children, held_bytes, mapped_bytes, share_bytes, shared_bytes
+from penstock.base.scratch import trim
 from penstock.loader.loader import Loader
 from penstock.loader.multi import MultiLoader
 from penstock.loader.stats import Stats
@@ -28,8 +27,7 @@ def tree_bytes() -> int:
 def release_freed_memory() -> None:
     """Return freed memory to the system, so that one loader's leftovers do not help the next."""
     gc.collect()
-    with suppress(OSError, AttributeError, TypeError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
+    trim()
 
 
 def on_their_way(shared_before: int) -> int:
