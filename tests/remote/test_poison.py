@@ -96,6 +96,20 @@ def test_a_copy_that_was_damaged_is_fetched_anew(cached, address, how):
 
 
 @pytest.mark.case(45)
+@pytest.mark.parametrize("sums", [None, b"", b"\0" * 32])
+def test_a_copy_whose_digests_are_lost_is_fetched_anew(cached, address, sums):
+    """As a machine may leave them that lost its power."""
+    whole, beside = cached.read_bytes(), cached.with_suffix(".sums")
+    cached.write_bytes(bytes(len(whole)))
+    if sums is None:
+        beside.unlink()
+    else:
+        beside.write_bytes(sums)
+    assert np.array_equal(ps.open(address, cache_dir=cached.parent, remote=OPTIONS)[:]["data"], VALUES)
+    assert cached.read_bytes() == whole
+
+
+@pytest.mark.case(45)
 def test_one_that_cannot_be_read_in_parts_is_removed_and_told(server, wrong, cached, address):
     server.always = wrong.no_ranges
     whole = cached.read_bytes()

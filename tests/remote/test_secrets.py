@@ -141,6 +141,7 @@ def test_zarr(server, tmp_path):
 ODD = [
     f"ftp://me:{SECRET}@host/a.npy?sig={SECRET}", f"http://[::1{SECRET}/a.npy", f"s3://key:{SECRET}@bucket/a.npy",
     f"pipe:curl -H {SECRET} http://host/a.tar", f"http://me:{SECRET}@host:port/a.npy", f"gs://me:{SECRET}@b/*.npy",
+    f"s3://me:{SECRET}@b/*.npy",
     f"https://me:{SECRET}@host/*.npy?token={SECRET}", f"HTTPS://me:{SECRET}@127.0.0.1:1/a.npy#{SECRET}",
     f"http://127.0.0.1:1/a.npy?{SECRET}",
 ]  # fmt: skip

@@ -19,13 +19,13 @@ from urllib.parse import urlsplit, urlunsplit
 from penstock.base import stop
 from penstock.base.file_id import FileId
 from penstock.base.sizes import MiB
-from penstock.base.urls import shown
+from penstock.base.urls import hub_address, is_in_bucket, scheme_of, shown
 from penstock.errors import Changed, ConfigError, Missing, Unavailable
 from penstock.remote.answers import UNKNOWN, check_range, check_same, check_status, identity, status_of, total_of
+from penstock.remote.buckets import Signer
 from penstock.remote.headers import retry_after_s
 from penstock.remote.http import TRANSIENT, Answer, Clock, Connections, Transient
 from penstock.remote.redirects import Redirects
-from penstock.remote.s3 import Signer
 
 PIECE_BYTES = 16 * MiB
 # A request takes as long as so much takes to come: 40 ms, at 100 MB/s.
@@ -59,7 +59,7 @@ class RemoteOptions:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent with every request to the host that was named, and to no other: ``{"Authorization": "Bearer …"}``."""
     store: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Settings of buckets, as obstore's ``S3Config`` names them: endpoint, region, access_key_id, skip_signature…"""
+    """Settings of buckets, as obstore names them: endpoint, region, access_key_id, account_name, skip_signature…"""
 
     def __post_init__(self) -> None:
         for name in ("retries", "redirects"):
@@ -116,23 +116,20 @@ class Remote:
 
     def admit(self, url: str) -> str:
         """Register an address; returns its name without secrets."""
+        _check_no_user(url)
         name = shown(url)
-        if url[:5].lower() == "s3://" and "@" in url[5:].partition("/")[0]:
-            raise ConfigError(
-                f"{name}: an address of a bucket with a user and a password in it; give those as "
-                f"remote=RemoteOptions(store={{'access_key_id': …, 'secret_access_key': …}}), or in the environment"
-            )
         with self._lock:
             self._addresses[name] = url
         return name
 
     def listed(self, pattern: str) -> list[str]:
         """The addresses that match a pattern with stars."""
-        if not pattern.startswith("s3://"):
+        if not is_in_bucket(pattern):
             raise ConfigError(
                 f"{shown(pattern)}: web servers cannot be asked what they hold, so stars do not work; use braces, such "
                 f"as train-{{000..017}}.tar, or a list"
             )
+        _check_no_user(pattern)
         found = self._signer.listed(pattern)
         if not found:
             raise Missing(f"{pattern}: the pattern matches nothing in that bucket")
@@ -198,7 +195,7 @@ class Remote:
             asked["If-Match"] = file.etag
         answer = self._get(path, asked, clock)
         try:
-            if answer.status == 403 and path.startswith("s3://"):
+            if answer.status == 403 and is_in_bucket(path):
                 answer.close()
                 answer = self._get(path, asked, clock, anew=True)  # what was signed may have expired
             check_status(path, answer, file)
@@ -226,7 +223,7 @@ class Remote:
                 return path
             inside = f"/{last}{inside}"
         url = self._addresses[folder]
-        if not inside or url.startswith("s3://"):
+        if not inside or is_in_bucket(url):
             return url + inside
         parts = urlsplit(url)
         return urlunsplit(parts._replace(path=parts.path.rstrip("/") + inside))
@@ -234,8 +231,10 @@ class Remote:
     def _get(self, path: str, asked: Mapping[str, str], clock: Clock, *, anew: bool = False) -> Answer:
         url = self._address(path)
         private = self.options.headers
-        if url.startswith("s3://"):
+        if is_in_bucket(url):
             url, private = self._signer.signed(url, anew=anew), {}
+        elif scheme_of(url) == "hf":
+            url = hub_address(url)
         try:
             answer = self._connections.get(url, asked, private, clock)
         except (Unavailable, ConfigError) as error:
@@ -244,6 +243,14 @@ class Remote:
             answer.close()
             raise Transient(f"the server answered {status_of(answer)}", retry_after_s(answer.headers))
         return answer
+
+
+def _check_no_user(url: str) -> None:
+    if is_in_bucket(url) and "@" in url[5:].partition("/")[0]:
+        raise ConfigError(
+            f"{shown(url)}: an address of a bucket with a user and a password in it; give those as "
+            f"remote=RemoteOptions(store={{'access_key_id': …, 'secret_access_key': …}}), or in the environment"
+        )
 
 
 class Body:

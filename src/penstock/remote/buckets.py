@@ -1,5 +1,7 @@
 """Buckets: ``s3://bucket/key`` -> an address that any web client can read, signed for an hour; and what a bucket holds.
 
+Google's and Azure's (``gs://``, ``az://container/key``) likewise.
+
 obstore knows where credentials come from (arguments, the environment, the machine's own role), how a bucket is
 addressed and how a request is signed. It does nothing else here: http.py says why.
 """
@@ -10,9 +12,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
+from penstock.base.urls import scheme_of
 from penstock.errors import ConfigError, Unavailable
 from penstock.remote.secrets import Secrets
 
@@ -23,16 +28,32 @@ RENEW_S = 600
 MOST_LISTED = 1_000_000
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """How one company's buckets are opened."""
+
+    store: str
+    """The class of obstore's."""
+    prefix: str
+    """Of names in the environment."""
+    no_keys: Mapping[str, str]
+    """Keys that mean nothing."""
+
+
+_KINDS = {
+    "s3": _Kind("S3Store", "AWS_", {"access_key_id": "-", "secret_access_key": "-"}),
+    "gs": _Kind("GCSStore", "GOOGLE_", {}),
+    "az": _Kind("AzureStore", "AZURE_", {"account_key": "AAAA"}),
+}
+
+
 class Signer:
     """Signed addresses, kept until shortly before they expire."""
 
     def __init__(self, settings: Mapping[str, Any], deadline_s: float) -> None:
         self._settings, self._deadline_s = dict(settings), deadline_s
-        self._public = _is_yes(
-            settings.get("skip_signature", settings.get("aws_skip_signature", os.environ.get("AWS_SKIP_SIGNATURE", "")))
-        )
         self._secrets = Secrets(_secrets(settings))
-        self._buckets: dict[tuple[str, bool], Any] = {}
+        self._buckets: dict[tuple[str, str, bool], Any] = {}
         self._signed: dict[str, tuple[str, float]] = {}
         self._lock = threading.Lock()
 
@@ -51,10 +72,10 @@ class Signer:
 
     def listed(self, pattern: str) -> list[str]:
         """The objects of a bucket that match ``s3://bucket/folder/*.tar``; a star stays within a folder."""
-        bucket, key = split(pattern)
+        scheme, bucket, key = split(pattern)
         folder = key[: min(key.find(mark) for mark in "*?[" if mark in key)].rpartition("/")[0]
 
-        store = self._bucket(bucket)
+        store = self._bucket(scheme, bucket)
 
         def names() -> list[str]:
             import obstore
@@ -67,11 +88,16 @@ class Signer:
             return found
 
         with self._lock:
-            return [f"s3://{bucket}/{name}" for name in self._within(pattern, names)]
+            return [f"{scheme}://{bucket}/{name}" for name in self._within(pattern, names)]
 
     def _sign(self, url: str) -> str:
-        bucket, key = split(url)
-        store = self._bucket(bucket, signing=True)
+        scheme, bucket, key = split(url)
+        if scheme == "gs" and ("#" in key or "?" in key):
+            raise ConfigError(f"{url}: obstore cannot sign an address with # or ? in it; rename the object")
+        is_public = self._is_public(scheme)
+        if is_public and scheme == "gs":  # what would sign it is a key that cannot be made up
+            return f"https://storage.googleapis.com/{bucket}/{quote(key)}"
+        store = self._bucket(scheme, bucket, signing=True)
 
         def ask() -> str:
             import obstore
@@ -79,25 +105,32 @@ class Signer:
             return str(obstore.sign(store, "GET", key, timedelta(seconds=VALID_S)))
 
         address: str = self._within(url, ask)
-        return address.partition("?")[0] if self._public else address
+        return address.partition("?")[0] if is_public else address
 
-    def _bucket(self, name: str, *, signing: bool = False) -> Any:
-        known = self._buckets.get((name, signing))
+    def _is_public(self, scheme: str) -> bool:
+        """Whether objects are read without a signature."""
+        prefix = _KINDS[scheme].prefix
+        given = [self._settings.get(name) for name in ("skip_signature", f"{prefix.lower()}skip_signature")]
+        given.append(os.environ.get(f"{prefix}SKIP_SIGNATURE"))
+        return _is_yes(next((each for each in given if each is not None), ""))
+
+    def _bucket(self, scheme: str, name: str, *, signing: bool = False) -> Any:
+        known = self._buckets.get((scheme, name, signing))
         if known is None:
-            known = self._buckets[name, signing] = self._opened(name, signing)
+            known = self._buckets[scheme, name, signing] = self._opened(scheme, name, signing)
         return known
 
-    def _opened(self, name: str, signing: bool) -> Any:
+    def _opened(self, scheme: str, name: str, signing: bool) -> Any:
         try:
-            from obstore.store import S3Store
+            import obstore.store
         except ImportError:
-            raise ConfigError('reading s3:// needs obstore: pip install "penstock[remote]"') from None
+            raise ConfigError(f'reading {scheme}:// needs obstore: pip install "penstock[remote]"') from None
         limit = timedelta(seconds=self._deadline_s)
         settings: Any = self._settings
-        if self._public and signing:  # the address is made by signing, with keys that mean nothing
-            settings = {**settings, "access_key_id": "-", "secret_access_key": "-", "skip_signature": False}
+        if signing and self._is_public(scheme):  # the address is made by signing, with keys that mean nothing
+            settings = {**settings, **_KINDS[scheme].no_keys, "skip_signature": False}
         try:
-            return S3Store(
+            return getattr(obstore.store, _KINDS[scheme].store)(
                 name,
                 config=settings,
                 client_options={"allow_http": True, "timeout": limit, "connect_timeout": limit},
@@ -105,7 +138,7 @@ class Signer:
             )
         except Exception as error:
             raise ConfigError(
-                f"s3://{name}: RemoteOptions(store=…) or the environment: {self._one_line(error)}"
+                f"{scheme}://{name}: RemoteOptions(store=…) or the environment: {self._one_line(error)}"
             ) from None
 
     def _within(self, url: str, ask: Callable[[], Any]) -> Any:
@@ -138,12 +171,13 @@ class Signer:
         return self._secrets.hide(str(error).partition("Debug source:")[0], most=300) or type(error).__name__
 
 
-def split(url: str) -> tuple[str, str]:
-    """Bucket and key; a key may hold any character."""
+def split(url: str) -> tuple[str, str, str]:
+    """Scheme, bucket and key; a key may hold any character."""
     bucket, _, key = url.partition("://")[2].partition("/")
+    scheme = scheme_of(url)
     if not bucket or not key:
-        raise ConfigError(f"{url}: expected s3://bucket/key")
-    return bucket, key
+        raise ConfigError(f"{url}: expected {scheme}://bucket/key")
+    return scheme, bucket, key
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -157,7 +191,8 @@ def _is_yes(value: object) -> bool:
 
 def _secrets(settings: Mapping[str, Any]) -> Iterator[str]:
     """Keys and tokens, given or found in the environment: errors may quote a server that quotes them."""
-    amazons = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    for name, value in (*amazons.items(), *settings.items()):
+    prefixes = tuple(kind.prefix for kind in _KINDS.values())
+    found = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+    for name, value in (*found.items(), *settings.items()):
         if isinstance(value, str) and re.search("key|secret|token|password", name, re.IGNORECASE):
             yield value
