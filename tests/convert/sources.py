@@ -1,10 +1,13 @@
 """Datasets to convert, and what the formats' own libraries read of the outputs."""
 
+from io import BytesIO
+
 import h5py
 import hdf5plugin  # noqa: F401  # registers zstd
 import numpy as np
 import zarr
 
+import lmdb
 import penstock as ps
 
 
@@ -33,6 +36,9 @@ def read_back(path, field="betas"):
     if name.endswith(".h5"):
         with h5py.File(name) as file:
             return file[field][:]
+    if name.endswith(".lmdb"):
+        with lmdb.open(name, subdir=False, readonly=True, lock=False) as database, database.begin() as transaction:
+            return np.stack([np.load(BytesIO(value)) for key, value in transaction.cursor() if field.encode() in key])
     return ps.open(name)[:][f"{field}.npy"]
 
 

@@ -53,6 +53,8 @@ CASES = [
     (plain, "out.h5", "360MiB", {"compression": "zstd", "shard_bytes": "8MiB", "workers": 2}),
     (vectors, "part-%02d.parquet", None, {"shard_bytes": "16MiB"}),
     (vectors, "out.parquet", "256MiB", {}),
+    (vectors, "out.lmdb", None, {}),
+    (in_chunks, "out.lmdb", "96MiB", {}),
 ]
 
 

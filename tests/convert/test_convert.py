@@ -10,7 +10,8 @@ import zarr
 from tests.convert.sources import read_back, tree, trial_major, voxel_major
 
 import penstock as ps
-from penstock.errors import ConfigError
+from penstock.conversion import source
+from penstock.errors import ConfigError, ConvertFailed
 
 FORMATS = {
     "zarr": ("out.zarr", {}),
@@ -21,6 +22,7 @@ FORMATS = {
     "hdf5, zstd": ("out.h5", {"compression": "zstd"}),
     "hdf5, gzip": ("out.h5", {"compression": "gzip", "rows_per_chunk": 3}),
     "tar": ("out.tar", {}),
+    "lmdb": ("out.lmdb", {}),
 }
 SOURCES = {
     "by voxel": (voxel_major, {}, 1),
@@ -178,7 +180,7 @@ def test_the_function_wins_over_its_package():
 
 
 def test_the_layout_that_the_plan_advises(tmp_path):
-    expected = voxel_major(tmp_path / "in.h5", voxels=30_000, trials=60)
+    expected = voxel_major(tmp_path / "in.h5", voxels=40_000, trials=60)
     ds, told = ps.open(tmp_path / "in.h5", row_axis=1), []
     planned = ps.convert(ds, tmp_path / "out", like="plan", dry_run=True)
     assert list(tmp_path.iterdir()) == [tmp_path / "in.h5"]
@@ -205,3 +207,62 @@ def test_chunks_of_all_fields_hold_as_many_rows(tmp_path):
     ps.convert(ps.from_arrays(x=np.zeros((500, 5000)), label=np.arange(500)), tmp_path / "out.zarr")
     group = zarr.open_group(str(tmp_path / "out.zarr"), mode="r")
     assert group["x"].chunks[0] == group["label"].chunks[0] < 100
+
+
+@pytest.mark.parametrize("goal", ["out.zarr", "out.h5"])
+@pytest.mark.parametrize("kind", ["hdf5", "zarr", "zarr 2"])
+def test_attributes_of_the_source_are_kept(tmp_path, kind, goal):
+    of_array = {"unit": "V", "scale": np.float32(0.5), "range": np.array([1, 5]), "names": ["a", "b"]}
+    if kind == "hdf5":
+        with h5py.File(tmp_path / "in", "w") as file:
+            file.create_dataset("deep/x", data=np.arange(12.0).reshape(6, 2)).attrs.update(of_array)
+            file.attrs["title"] = "a title"
+            file["deep/x"].attrs["elsewhere"] = file["deep"].ref  # has no meaning in another file
+    else:
+        group = zarr.create_group(str(tmp_path / "in"), zarr_format=3 if kind == "zarr" else 2)
+        plain = {name: np.asarray(value).tolist() for name, value in of_array.items()}
+        group.create_array("deep/x", data=np.arange(12.0).reshape(6, 2)).attrs.update(plain | {"nested": {"a": [1]}})
+        group.attrs["title"] = "a title"
+    ds = ps.open(tmp_path / "in").cast("deep/x", "float32").rename(y="deep/x").select(range(4))
+    ps.convert(ds, tmp_path / goal, attributes={"y": {"unit": "mV"}})
+    if goal == "out.h5":
+        with h5py.File(tmp_path / goal) as file:
+            kept, title = dict(file["y"].attrs), file.attrs["title"]
+    else:
+        group = zarr.open_group(str(tmp_path / goal), mode="r")
+        kept, title = dict(group["y"].attrs), group.attrs["title"]
+    assert title == "a title"
+    assert kept.pop("unit") == "mV"
+    assert kept.pop("nested", {"a": [1]}) in ({"a": [1]}, '{"a": [1]}')
+    assert {name: np.asarray(value).tolist() for name, value in kept.items()} == {
+        "scale": 0.5, "range": [1, 5], "names": ["a", "b"]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*FORMATS, "numbered tars", "parquet"])
+def test_the_output_is_compared_with_the_source(tmp_path, monkeypatch, kind):
+    expected = voxel_major(tmp_path / "in.h5", voxels=500, trials=30)
+    goal, chosen = {
+        **FORMATS, "numbered tars": ("out-%d.tar", {"shard_bytes": 9000}), "parquet": ("out.parquet", {})
+    }[kind]  # fmt: skip
+    ds = ps.open(tmp_path / "in.h5", row_axis=1)
+    assert ps.convert(ds, tmp_path / goal, executor="serial", verify="source", **chosen).finished
+    with h5py.File(tmp_path / "in.h5", "r+") as file:
+        file["betas"][:] = expected.T
+    reading, seen = source.Reader.read, []
+
+    def reads_wrongly_once(reader, rows):
+        values = reading(reader, rows)
+        if not seen and rows.stop == 30:
+            seen.append(rows)
+            next(iter(values.values()))[-1] += 1
+        return values
+
+    again = ps.open(tmp_path / "in.h5", row_axis=1)
+    options = {"executor": "serial", "overwrite": True, "restart": True, **chosen}
+    if "compression" not in chosen and goal == "out.zarr":
+        options["compression"] = "none"  # a sample of the values is read first
+    monkeypatch.setattr(source.Reader, "read", reads_wrongly_once)
+    with pytest.raises(ConvertFailed, match="are not those of the source"):
+        ps.convert(again, tmp_path / goal, verify="source", **options)
+    assert seen

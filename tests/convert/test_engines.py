@@ -13,7 +13,9 @@ import pytest
 from tests.convert.sources import read_back, voxel_major
 
 import penstock as ps
-from penstock.conversion import run, tasks
+from penstock.base import executors
+from penstock.conversion import tasks
+from penstock.conversion.tasks import run_task
 from penstock.errors import Corrupt, WorkerDied
 
 pytestmark = pytest.mark.slow  # each starts processes
@@ -61,7 +63,7 @@ def job(tmp_path):
 
 def test_a_process_that_dies_costs_its_task(job):
     every = list(job.plan.all_tasks())
-    running = run.run_in_processes(job, every, 2)
+    running = executors.run_in_processes(run_task, job, every, 2)
     done = [next(running)]
     os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
     done += running
@@ -76,8 +78,9 @@ class OnlyHere:
 def test_processes_that_cannot_begin_are_told_of(job, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "only_here", sys.modules[OnlyHere.__module__])
     monkeypatch.setattr(OnlyHere, "__module__", "only_here")
+    other = replace(job, attributes={"": {"x": OnlyHere()}})
     with pytest.raises(WorkerDied, match=r"ended without an error message, 3 times.*__main__"):
-        list(run.run_in_processes(replace(job, attributes={"": {"x": OnlyHere()}}), job.plan.all_tasks(), 2))
+        list(executors.run_in_processes(run_task, other, job.plan.all_tasks(), 2))
 
 
 class Unsteady:
@@ -98,14 +101,14 @@ class Unsteady:
 
 def test_what_an_engine_loses_is_begun_again(job):
     every = list(job.plan.all_tasks())
-    done = list(run.run_on(Unsteady(OSError("lost")), job, every, 2))
+    done = list(executors.run_on(Unsteady(OSError("lost")), run_task, job, every, 2))
     assert len(done) == len(every)
 
 
 def test_what_fails_for_the_data_is_not_tried_again(job):
     engine = Unsteady(Corrupt("a bad chunk"))
     with pytest.raises(Corrupt):
-        list(run.run_on(engine, job, job.plan.all_tasks(), 1))
+        list(executors.run_on(engine, run_task, job, job.plan.all_tasks(), 1))
     assert engine.count == 2
 
 

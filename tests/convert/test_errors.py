@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def ds():
         ("out.xyz", {}, "no format that can be written"),
         ("s3://bucket/out.zarr", {}, "written to this machine"),
         ("out.npy", {"compression": "zstd"}, "npy takes none"),
-        ("out.zarr", {"compression": "lz77"}, "zarr takes zstd, none"),
+        ("out.zarr", {"compression": "lz77"}, "zarr takes auto, zstd, blosc, none"),
         ("out-%d.zarr", {}, "numbered files are for"),
         ("out.zarr", {"memory": "lots"}, "not a size"),
         ("out.zarr", {"executor": "sparks"}, "executor="),
@@ -38,12 +39,30 @@ def test_arguments_that_cannot_be_meant(tmp_path, ds, goal, options, match):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("goal", ["out.zarr", "out.npy", "out.h5", "out.tar", "out.parquet"])
+def test_no_rows(tmp_path, goal):
+    with pytest.raises(ConfigError, match="has no rows"):
+        ps.convert(ps.from_arrays(x=np.zeros((0, 3))), tmp_path / goal)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_that_is_missing_is_named_before_anything_is_written(tmp_path, ds, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hdf5plugin", None)
+    for compression in ("zstd", "blosc"):
+        with pytest.raises(ConfigError, match="needs hdf5plugin"):
+            ps.convert(ds, tmp_path / "out.h5", compression=compression)
+    assert list(tmp_path.iterdir()) == []
+    assert ps.convert(ds, tmp_path / "out.h5", compression="gzip").finished
+
+
 def test_fields_that_a_format_cannot_hold(tmp_path):
     two = ps.from_arrays(x=np.zeros(5), y=np.zeros((5, 2, 2)))
     with pytest.raises(ConfigError, match="npy file has one array, and there are 2 fields"):
         ps.convert(two, tmp_path / "out.npy")
     with pytest.raises(ConfigError, match="a Parquet table has columns"):
         ps.convert(two, tmp_path / "out.parquet")
+    with pytest.raises(ConfigError, match=r"'x' and 'X' would both be 'x.npy' in a tar"):
+        ps.convert(two.rename(X="y"), tmp_path / "out.tar")
     voxel_major(tmp_path / "in.h5")
     with pytest.raises(ConfigError, match="come in blocks, so that it is written twice"):
         ps.convert(ps.open(tmp_path / "in.h5", row_axis=1), tmp_path / "out.npy", shuffle=1, part=(1, 2))
@@ -73,7 +92,7 @@ def test_an_output_that_is_there_is_replaced_only_when_asked_and_only_at_the_end
         ps.convert(ds, tmp_path / goal)
     assert tree(tmp_path) == before
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.conversion.run.run_task", lambda job, task: 1 / 0)
+        patched.setattr("penstock.conversion.attempt.run_task", lambda job, task: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             ps.convert(ds, tmp_path / goal, overwrite=True)
     assert {name: data for name, data in tree(tmp_path).items() if not name.startswith(".")} == before

@@ -67,7 +67,7 @@ def test_what_is_done_is_not_done_again_and_bytes_are_the_same(tmp_path, source,
             raise Interrupted
         return run(job, task)
 
-    monkeypatch.setattr("penstock.conversion.run.run_task", stops)
+    monkeypatch.setattr("penstock.conversion.attempt.run_task", stops)
     with pytest.raises(Interrupted):
         ps.convert(ds, tmp_path / goal, executor="serial", **options)
     assert not (tmp_path / goal).exists()

@@ -3,23 +3,26 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.base import executors
 from penstock.base.sizes import format_size
 from penstock.conversion import hdf5, source, zarr
-from penstock.conversion.estimate import Estimate
+from penstock.conversion.compare import compare_task
 from penstock.conversion.plan import ALL_FIELDS, NUMBERED, ConversionPlan, Task
 from penstock.conversion.rows import digests_of
-from penstock.conversion.run import can_be_sent, run_here, run_in_processes, run_on
-from penstock.conversion.tasks import Done, Job, file_name, prepare_outputs
+from penstock.conversion.tasks import Job, file_name, prepare_outputs, run_task
 from penstock.conversion.work import Written, writing
 from penstock.dataset.dataset import Dataset
 from penstock.errors import ConfigError, ConvertFailed, PenstockError
 from penstock.files import manifest as manifests
+
+if TYPE_CHECKING:
+    from penstock.conversion.estimate import Estimate  # made of attempts
 
 Progress = Callable[[int, int], None]
 """Called with how many bytes of values are written, and of how many."""
@@ -43,7 +46,7 @@ class Converted:
     seconds: float
     manifest: str
     """Where sizes and digests of the output are written down."""
-    expected: Estimate | None = None
+    expected: "Estimate | None" = None
     """With ``like``: what was expected before it began."""
 
     def as_json(self) -> dict[str, Any]:
@@ -138,8 +141,8 @@ class Attempt:
         if before is not None and before != self._key:
             raise ConvertFailed(
                 f"{self.work.folder}: another conversion to {self.plan.goal} was begun and not finished: of other "
-                f"data, of a file that changed since, or with other arguments (memory and compression count). "
-                f"Repeat that one, or pass restart=True (--restart) to forget it"
+                f"data, of a file that changed since, or with other arguments (memory and compression count); or its "
+                f"plan.json is damaged. Repeat that one, or pass restart=True (--restart) to forget it"
             )
         self.work.begin({"key": self._key, "plan": self.plan.as_json()})
         if not self._names_are_given:
@@ -157,21 +160,14 @@ class Attempt:
         left = [] if self._names_are_given else [task for task in mine if self.work.done(task.number) is None]
         self._found_done = len(mine) - len(left)
         done_bytes = self.plan.bytes * self._found_done // max(1, self.plan.tasks)
-        for done in self._run(left, mode, workers):
+        for done in executors.run(mode, run_task, self.job, left, workers):
             self._done += 1
             self._read += done.bytes_read
             self._written += done.bytes_written
             done_bytes = min(self.plan.bytes, done_bytes + done.value_bytes)
             progress(done_bytes, self.plan.bytes)
 
-    def _run(self, left: list[Task], mode: Any, workers: int) -> Iterable[Done]:
-        if mode == "processes" and workers > 1 and len(left) > 1 and can_be_sent(self.job):
-            return run_in_processes(self.job, left, workers)
-        if isinstance(mode, str):
-            return run_here(self.job, left)
-        return run_on(mode, self.job, left, workers)
-
-    def finish(self) -> None:
+    def finish(self, mode: Any, workers: int) -> None:
         """All tasks are done: give everything its name. May be interrupted, and done again."""
         missing = [task.number for task in self.plan.all_tasks() if not self._is_done(task)]
         if missing:
@@ -181,6 +177,9 @@ class Attempt:
             )
         source.check_unchanged(self._files)
         files = self._assemble()
+        if self.plan.options.compare and all(os.path.lexists(self.work.data(name)) for name in self._outputs()):
+            for _ in executors.run(mode, compare_task, self.job, list(self.plan.all_tasks()), workers):
+                pass
         with writing(self.plan.goal):
             for name in self._outputs():
                 self._put_in_place(name)
@@ -196,15 +195,20 @@ class Attempt:
     def _assemble(self) -> list[Written]:
         """What tasks wrote, and what only the whole can have: metadata, one file of many pieces."""
         if self._names_are_given:
-            with open(self.work.path("files.json"), encoding="utf-8") as file:
-                return [Written(*each) for each in json.load(file)["files"]]
+            given = self.work.read_json("files.json")
+            if not given:
+                raise ConvertFailed(
+                    f"{self.work.path('files.json')}: is damaged, and says what was written; pass restart=True "
+                    f"(--restart) to begin again"
+                )
+            return [Written(*each) for each in given["files"]]
         options, work, name = self.plan.options, self.work, self.job.name
         files = [each for task in self.plan.all_tasks() for each in self._written_by(task)]
         if options.format == "zarr":
-            files += zarr.write_metadata(work, self.plan.cuts, options.compression, self.job.attributes)
+            files += zarr.write_metadata(work, self.plan.cuts, self.job.attributes)
         elif options.format in ("npy", "hdf5"):
             if not self.job.has_fixed_places:
-                hdf5.assemble(work, name, self.plan.cuts, options.compression, self.job.attributes)
+                hdf5.assemble(work, name, self.plan.cuts, self.job.attributes)
             with open(work.data(name), "r+b") as file:
                 os.fsync(file.fileno())
             files = [Written(name, os.path.getsize(work.data(name)), digests_of(work.data(name)))]
@@ -261,5 +265,5 @@ def _key_in(provenance: str) -> str | None:
     try:
         with open(provenance, encoding="utf-8") as file:
             return str(json.load(file)["key"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -3,16 +3,18 @@
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.base import checks
 from penstock.base.checks import explains_arguments
+from penstock.base.executors import checked_executor
 from penstock.base.sizes import parse_size
 from penstock.conversion import source
 from penstock.conversion.attempt import Attempt, Converted, Progress, remove_output
-from penstock.conversion.estimate import Estimate, advise, advised_name, advised_rows
+from penstock.conversion.attributes import Attributes, attributes_of
+from penstock.conversion.estimate import Estimate, advised_name, advised_rows, estimate
 from penstock.conversion.plan import ALL_FIELDS, COMPRESSIONS, Options, format_of_goal, make_plan
 from penstock.conversion.rows import tar_names
 from penstock.conversion.tasks import Job
@@ -35,7 +37,7 @@ def convert(
     shuffle: int | None = None,
     executor: Executor | str | None = None,
     workers: int | None = None,
-    verify: bool = True,
+    verify: bool | Literal["source"] = True,
     overwrite: bool = False,
     restart: bool = False,
     dry_run: bool = False,
@@ -48,14 +50,16 @@ def convert(
     """Write a dataset in another layout: ``convert(ds, "out.zarr", memory="512MiB")``.
 
     The name chooses the format: ``out.zarr`` (Zarr v3, sharded), ``out.h5``, ``out.npy`` (one field), ``out.tar`` or
-    ``train-%06d.tar``, ``out.parquet`` or ``part-%04d.parquet``. The output appears under its name when it is complete.
-    An interrupted conversion is continued by the same call. A manifest and a record of where the data came from are
-    written beside the output.
+    ``train-%06d.tar``, ``out.parquet`` or ``part-%04d.parquet``, ``out.lmdb``. The output appears under its name when
+    it is complete. An interrupted conversion is continued by the same call. A manifest, and a record of where the
+    data came from, are written beside the output.
 
     memory:          the most that all its processes hold together; what cannot fit is refused before it starts
     like:            "plan": the layout that ``penstock.plan`` advises. A name without an ending gets one. Refused where
                      the plan advises to keep the files. ``announce`` is told how long it takes and how large it becomes
-    compression:     "zstd" or "none" for Zarr; "none", "zstd" or "gzip" for HDF5; by default the first
+    compression:     "auto", "zstd", "blosc" or "none" for Zarr; "none", "zstd", "blosc" or "gzip" for HDF5; by default
+                     the first. "auto" is zstd for fields of which it saves at least a third, by a sample, and none for
+                     others. "blosc" (lz4, bits shuffled) is the quickest to decode
     rows_per_chunk:  rows that a reader of Zarr or compressed HDF5 decodes at a time; by default what makes 1 MiB of
                      the largest field
     shard_bytes:     about how large shards, and numbered files, become
@@ -64,14 +68,16 @@ def convert(
     executor:        "processes" (the default where they fit), "serial" for this process, or any
                      ``concurrent.futures.Executor``: Dask's ``client.get_executor()``, ``mpi4py.futures`` …
     workers:         tasks that run at a time; by default as many as there are cores and memory allows
-    verify:          read what was written again and compare it
+    verify:          read what was written again, and compare it with what was read; "source": besides, open the output
+                     at the end and compare all of it with the source, which is read a second time
     overwrite:       replace an existing output, once the new one is complete
     restart:         start again instead of continuing an interrupted conversion
     dry_run:         only plan: print the result's ``plan``
     part:            (3, 40): only the third of 40 parts of the tasks, for array jobs; the output is finished by a call
                      without ``part``, which also does what is missing
     only_finish:     only finish: an error if a task is still to be done
-    attributes:      of arrays of Zarr and HDF5, by field; of the whole under ""
+    attributes:      of arrays of Zarr and HDF5, by field; of the whole under "". They are added to those of the source,
+                     which are kept if it is Zarr or HDF5
     progress:        called with the bytes written so far, and all
     announce:        with ``like``: called with the plan and the estimate in words, before anything is written
     """
@@ -94,14 +100,14 @@ def convert(
     options = _options(kind, compression, rows_per_chunk, shard_bytes, verify)
     limit = parse_size(memory, argument="memory")
     workers = None if workers is None else checks.whole("workers", workers, least=1)
-    mode = _mode(executor)
+    mode = checked_executor(executor)
     plan = make_plan(ds, goal, options, limit, 1 if mode == "serial" else workers)
     expected: Estimate | None = None
     if is_advised:
-        plan, expected = advise(ds, plan, keep_compression=compression is not None)
+        expected = estimate(ds, plan)
         (announce or _silently)(f"{plan}\n  expected: {expected}")
-    own = {name: dict(values) for name, values in {ALL_FIELDS: {}, **(attributes or {})}.items()}
-    job = Job(ds, plan, own, is_spread=part is not None or not isinstance(mode, str))
+    kept = _merged(attributes_of(origin) if kind in ("zarr", "hdf5") else {}, attributes or {})
+    job = Job(ds, plan, kept, is_spread=part is not None or not isinstance(mode, str))
     run = Attempt(job, origin, overwrite=checks.flag("overwrite", overwrite), restart=checks.flag("restart", restart))
     run.expected = expected
     if dry_run:
@@ -113,9 +119,14 @@ def convert(
     if not checks.flag("only_finish", only_finish):
         run.tasks(chosen_part, mode, plan.workers, progress or _quietly)
     if part is None:
-        run.finish()
+        run.finish(mode, plan.workers)
         remove_output(by_row)
     return run.result(finished=part is None)
+
+
+def _merged(found: Attributes, given: Mapping[str, Mapping[str, Any]]) -> Attributes:
+    """Attributes of the source, and over them those of the caller."""
+    return {name: {**found.get(name, {}), **given.get(name, {})} for name in (ALL_FIELDS, *found, *given)}
 
 
 def _quietly(done: int, total: int) -> None:
@@ -127,7 +138,7 @@ def _silently(text: str) -> None:
 
 
 def _options(
-    kind: str, compression: str | None, rows_per_chunk: int | None, shard_bytes: int | str, verify: bool
+    kind: str, compression: str | None, rows_per_chunk: int | None, shard_bytes: int | str, verify: bool | str
 ) -> Options:
     chosen = COMPRESSIONS[kind][0] if compression is None else compression
     if chosen not in COMPRESSIONS[kind]:
@@ -137,7 +148,8 @@ def _options(
         compression=chosen,
         rows_per_chunk=None if rows_per_chunk is None else checks.whole("rows_per_chunk", rows_per_chunk, least=1),
         shard_bytes=parse_size(shard_bytes, argument="shard_bytes"),
-        verify=checks.flag("verify", verify),
+        verify=verify == "source" or checks.flag("verify", verify),
+        compare=verify == "source",
     )
 
 
@@ -155,14 +167,6 @@ def _write_by_row(ds: Dataset, path: str, how: Mapping[str, Any]) -> Dataset:
     lists = {names[name]: spec.holds for name, spec in ds.fields.items() if spec.is_list}
     copy = open_quietly(path, fields=tuple(names.values()), **({"decoders": lists} if lists else {}))
     return copy.rename(**{name: stored for name, stored in names.items() if name != stored})
-
-
-def _mode(executor: Any) -> Any:
-    if executor is None or isinstance(executor, str):
-        return "processes" if executor is None else checks.one_of("executor", executor, ("processes", "serial"))
-    if not callable(getattr(executor, "submit", None)):
-        raise ConfigError(f'executor={checks.shown(executor)}: expected "processes", "serial" or an Executor')
-    return executor
 
 
 def _part(given: Any) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from math import prod
 import numpy as np
 
 from penstock.base.sizes import MiB
+from penstock.conversion.values import ValueKind
 
 CHUNK_BYTES = 1 * MiB
 SHARD_BYTES = 256 * MiB
@@ -42,6 +43,10 @@ class Cut:
     shard_rows: int
     need_bytes: int
     """The most that a task holds."""
+    compression: str = "none"
+    """Of its chunks, where it has any."""
+    values: ValueKind | None = None
+    """Of a field of values of no fixed size: what they are. ``dtype`` then only says how large a value may be."""
 
     def __post_init__(self) -> None:
         if self.shard_rows % self.chunk_rows or self.read_rows % self.chunk_rows:

@@ -1,31 +1,34 @@
-"""How long a conversion takes and how large its output becomes, by a trial: one read, a few chunks, a small write."""
+"""How long a conversion takes and how large its output becomes: a part of the data is converted, and thrown away."""
 
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.base.sizes import KiB, MiB, format_size
-from penstock.conversion.cut import Cut
-from penstock.conversion.encode import coder
-from penstock.conversion.plan import ALL_FIELDS, COMPRESSIONS, ConversionPlan, part_store
-from penstock.conversion.source import Reader
+from penstock.base.spec import row_bytes
+from penstock.conversion.attempt import Attempt
+from penstock.conversion.compression import small_box
+from penstock.conversion.plan import ConversionPlan, make_plan
+from penstock.conversion.source import chunk_of
+from penstock.conversion.tasks import Job
 from penstock.conversion.work import writing
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.explain import read_paths
+from penstock.dataset.lazy import row_edges
 from penstock.dataset.store import as_base
 from penstock.errors import ConfigError
 from penstock.loader.forecast import format_seconds
 
-TRIAL_BYTES = 16 * MiB
-"""What is compressed, and what is written, for a trial."""
-NO_GAIN = 0.95
-"""Values that stay larger than this share of themselves are not worth compressing."""
-LEAST_CHUNK_BYTES = 4 * KiB
-"""Smaller rows get no chunk of their own: they are advised to lie one after another, without compression."""
-TAR_BYTES = 1536
-"""Headers and padding of one field of one sample in a tar."""
+TRIAL_BYTES = (2 * MiB, 16 * MiB)
+"""What is converted: a little for what every conversion takes, and more for what each byte takes."""
+LEAST_CHUNK_BYTES = 64 * KiB
+"""Smaller rows get no chunk of their own: they are advised to lie one after another, without compression. Measured:
+rows of 32 KiB in chunks of their own are read at a third of the rate."""
+PROCESS_S = 1.0
+"""Measured: until processes that were started for tasks have imported what they need."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +46,74 @@ class Estimate:
         return f"about {format_seconds(self.seconds)}, {format_size(self.bytes)} on disk"
 
 
-@dataclass(frozen=True)
-class _Rates:
-    """Of one field."""
+class _Took(NamedTuple):
+    """What a trial took."""
 
-    read_s: float
-    """Seconds to read all of it."""
-    encode_s: float
-    share: float
-    """Bytes stored per byte of values."""
+    bytes: int
+    """Of values."""
+    seconds: float
+    cpu_s: float
+    stored: int
 
 
 def estimate(ds: Dataset, plan: ConversionPlan) -> Estimate:
-    """By a trial in this process, in the folder of the output; nothing is left there."""
-    found = {name: _try_field(ds, plan, name, cut) for name, cut in plan.cuts.items()}
-    stored = sum(int(plan.cuts[name].bytes * rates.share) for name, rates in found.items())
-    if plan.options.format == "tar":
-        stored += len(ds) * len(ds.fields) * TAR_BYTES
-    work_s = sum(rates.read_s + rates.encode_s for rates in found.values()) / plan.workers
-    return Estimate(work_s + stored / _write_rate(os.path.dirname(plan.goal)), stored)
+    """By trials in this process, in the folder of the output; nothing is left there."""
+    fields = [ds.only(name) for name in plan.cuts if name] if _is_cut(plan) else [ds]
+    total = Estimate(PROCESS_S if plan.workers > 1 else 0.0, 0)
+    for each in fields:
+        found = _estimate(each, plan)
+        total = Estimate(total.seconds + found.seconds, total.bytes + found.bytes)
+    return total
+
+
+def _is_cut(plan: ConversionPlan) -> bool:
+    """Whether tasks convert part of each row."""
+    return any(cut.box != cut.shape for cut in plan.cuts.values())
+
+
+def _estimate(ds: Dataset, plan: ConversionPlan) -> Estimate:
+    little, more = (_try(_part(ds, plan, size), plan) for size in TRIAL_BYTES)
+    whole = len(ds) * row_bytes(ds.fields)
+    stored = more.stored * whole // more.bytes
+    each_s = more.seconds / more.bytes
+    if more.bytes > little.bytes:
+        each_s = max(each_s / 2, (more.seconds - little.seconds) / (more.bytes - little.bytes))
+    on_cores = min(1.0, more.cpu_s / more.seconds)
+    rest_s = each_s * (whole - more.bytes) * (on_cores / plan.workers + 1 - on_cores)
+    return Estimate(more.seconds + rest_s, stored)
+
+
+def _part(ds: Dataset, plan: ConversionPlan, size: int) -> Dataset:
+    """About so many bytes of it: some rows, or where rows are cut, a part of each."""
+    rows = int(row_edges(ds, size // max(1, row_bytes(ds.fields)))[1])
+    some = ds if rows == len(ds) else ds.select(range(rows))
+    name = next(iter(ds.fields))
+    if not _is_cut(plan) or name in ds.axes:
+        return some
+    box = small_box(replace(plan.cuts[name], box=plan.cuts[name].shape), chunk_of(ds.delivered), rows, size)
+    return some.select_within(name, tuple(slice(0, n) for n in box))
+
+
+def _try(ds: Dataset, plan: ConversionPlan) -> _Took:
+    """Convert a dataset beside the output, in this process."""
+    folder, name = os.path.split(plan.goal)
+    with writing(folder), tempfile.TemporaryDirectory(prefix=".penstock-trial-", dir=folder) as room:
+        goal = os.path.join(room, name)
+        job = Job(ds, make_plan(ds, goal, plan.options, plan.limit_bytes, 1), {"": {}})
+        attempt = Attempt(job, ds, overwrite=False, restart=False)
+        began, cpu = time.perf_counter(), time.process_time()
+        attempt.begin()
+        attempt.tasks((1, 1), "serial", 1, lambda done, total: None)
+        attempt.finish("serial", 1)
+        took, on_cores = time.perf_counter() - began, time.process_time() - cpu
+        sizes = (
+            os.path.getsize(path) for path in _files(room) if not path.endswith((".manifest.json", ".provenance.json"))
+        )
+        return _Took(len(ds) * row_bytes(ds.fields), took, on_cores, sum(sizes))
+
+
+def _files(folder: str) -> Iterator[str]:
+    return (os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
 
 
 def advised_name(ds: Dataset, name: str) -> str:
@@ -84,44 +136,3 @@ def advised_name(ds: Dataset, name: str) -> str:
 def advised_rows(ds: Dataset) -> int | None:
     """Rows per chunk: one, so that each is read by itself; None for rows that are too small for chunks of their own."""
     return 1 if max(spec.row_bytes for spec in ds.fields.values()) >= LEAST_CHUNK_BYTES else None
-
-
-def advise(ds: Dataset, plan: ConversionPlan, *, keep_compression: bool) -> tuple[ConversionPlan, Estimate]:
-    """The plan, without compression where that gains nothing, and what it is expected to take."""
-    expected = estimate(ds, plan)
-    if keep_compression or "none" not in COMPRESSIONS[plan.options.format] or expected.bytes < NO_GAIN * plan.bytes:
-        return plan, expected
-    plain = replace(plan, options=replace(plan.options, compression="none"))
-    return plain, estimate(ds, plain)
-
-
-def _try_field(ds: Dataset, plan: ConversionPlan, name: str, cut: Cut) -> _Rates:
-    rows, part = cut.shard((0,) * len(cut.grid))
-    read = next(cut.reads(rows))
-    store = ds.delivered if name == ALL_FIELDS else part_store(ds, name, part)
-    with Reader(store, len(read)) as reader:
-        began = time.perf_counter()
-        values = reader.read(read)
-        read_s = time.perf_counter() - began
-        if name == ALL_FIELDS:
-            size = len(read) * max(1, cut.dtype.itemsize)
-            return _Rates(read_s * cut.bytes / size, 0.0, 1.0)
-        whole = values[name]
-        sample = whole.reshape(-1)[: max(1, TRIAL_BYTES // whole.dtype.itemsize)].view("u1").data
-        encode, _ = coder(plan.options.compression)
-        began = time.perf_counter()
-        step = max(1, cut.chunk_rows * cut.box_bytes)
-        stored = sum(len(encode(sample[at : at + step])) for at in range(0, len(sample), step))
-        encode_s = time.perf_counter() - began
-        return _Rates(read_s * cut.bytes / whole.nbytes, encode_s * cut.bytes / len(sample), stored / len(sample))
-
-
-def _write_rate(folder: str) -> float:
-    """Bytes per second, on the disk and not only in memory."""
-    with writing(folder), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        block = os.urandom(1 * MiB)
-        began = time.perf_counter()
-        for _ in range(TRIAL_BYTES // len(block)):
-            file.write(block)
-        os.fsync(file.fileno())
-        return TRIAL_BYTES / (time.perf_counter() - began)

@@ -8,9 +8,9 @@ import numpy as np
 from penstock.base.machine import cores
 from penstock.base.sizes import format_size
 from penstock.conversion.cut import READ_BYTES, Cut, TooLittle
-from penstock.conversion.plan import BASE_BYTES, Options, cut_array, part_store
+from penstock.conversion.plan import BASE_BYTES, Options, cut_array
 from penstock.conversion.ranges import Places, fill
-from penstock.conversion.source import index_bytes
+from penstock.conversion.source import index_bytes, part_store
 from penstock.dataset.dataset import Dataset
 from penstock.errors import BudgetExceeded
 

@@ -7,7 +7,7 @@ not change it, so that one process, four array jobs and a cluster write the same
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,27 +15,30 @@ import numpy as np
 from penstock.base.machine import cores
 from penstock.base.scratch import aligned
 from penstock.base.sizes import MiB, format_size
-from penstock.base.spec import row_bytes
+from penstock.base.spec import Fields, row_bytes
 from penstock.base.urls import is_remote
-from penstock.conversion import encode, rows
+from penstock.conversion import encode, hdf5, rows
+from penstock.conversion.compression import LEAST_SAVED, compressed_share
 from penstock.conversion.cut import SHARD_BYTES, Cut, Overhead, TooLittle, Wanted, cut_field
 from penstock.conversion.ranges import LEAST_RUN_BYTES
-from penstock.conversion.source import block_rows, chunk_of, index_bytes, is_in_memory
+from penstock.conversion.source import block_rows, chunk_of, index_bytes, is_in_memory, part_store
+from penstock.conversion.values import kind_of_values
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.rewrite import select_part
 from penstock.dataset.store import Store, digest
 from penstock.errors import BudgetExceeded, ConfigError
-from penstock.read.part import within
 
 SUFFIXES = {
     ".zarr": "zarr", ".npy": "npy", ".h5": "hdf5", ".hdf5": "hdf5", ".tar": "tar", ".parquet": "parquet",
-    ".pq": "parquet",
+    ".pq": "parquet", ".lmdb": "lmdb", ".mdb": "lmdb",
 }  # fmt: skip
 COMPRESSIONS = {
-    "zarr": ("zstd", "none"), "npy": ("none",), "hdf5": ("none", "zstd", "gzip"), "tar": ("none",),
-    "parquet": ("zstd",),
+    "zarr": ("auto", "zstd", "blosc", "none"), "npy": ("none",), "hdf5": ("none", "zstd", "blosc", "gzip"),
+    "tar": ("none",), "parquet": ("zstd",), "lmdb": ("none",),
 }  # fmt: skip
-"""By format; the first is used where nobody says otherwise."""
+"""By format; the first is used where nobody says otherwise. ``auto`` is zstd for fields that it makes much smaller."""
+
+SAMPLE_FORMATS = ("tar", "parquet", "lmdb")
+"""Formats whose files hold whole samples."""
 
 NUMBERED = re.compile(r"%0?\d*d")
 
@@ -45,6 +48,8 @@ ARROW_BYTES = 64 * MiB
 """Measured: Arrow's libraries and pools, in each process that uses them."""
 ARROW_VALUE_BYTES = 13
 """Measured: what Arrow holds for each value of a row group besides the value: levels, wider integers, pages."""
+LMDB_VALUE_BYTES = 8192
+"""What LMDB holds for a value until its transaction ends, besides the value: two pages."""
 WORKER_BYTES = 72 * MiB
 """Estimated: what a process that was started for tasks holds before it has one, and its share of the tracker's."""
 LEAST_SHARE = 32 * MiB
@@ -63,6 +68,9 @@ class Options:
     rows_per_chunk: int | None = None
     shard_bytes: int = SHARD_BYTES
     verify: bool = True
+    """Whether what was written is read again, and compared with what was read."""
+    compare: bool = False
+    """Whether at the end the whole output is opened as any reader would, and compared with the source."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,8 @@ class ConversionPlan:
     """Held besides tasks."""
     workers: int
     """Tasks that run at a time, each in a process of its own; 1 runs them here."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """How large a sample of a field is by zstd, as a share of its values, where that decided its compression."""
 
     @property
     def need_bytes(self) -> int:
@@ -127,6 +137,8 @@ class ConversionPlan:
                 "rows": cut.rows, "shape": list(cut.shape), "dtype": cut.dtype.name, "part_of_row": list(cut.box),
                 "rows_per_chunk": cut.chunk_rows, "rows_per_read": cut.read_rows, "rows_per_shard": cut.shard_rows,
                 "shards": int(np.prod(cut.grid)), "bytes": cut.bytes, "task_bytes": cut.need_bytes,
+                "compression": cut.compression,
+                **({"zstd_share": round(self.shares[name], 3)} if name in self.shares else {}),
             }
             for name, cut in self.cuts.items()
         }  # fmt: skip
@@ -137,9 +149,12 @@ class ConversionPlan:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        kind = self.options.format + ("" if self.options.compression == "none" else f", {self.options.compression}")
-        lines = [f"{self.goal}: {kind}, {format_size(self.bytes)} of values in {self.tasks:,} tasks"]
-        lines += [f"  {name or 'samples'}: {_describe(cut)}" for name, cut in self.cuts.items()]
+        kind = f"{self.options.format}, {format_size(self.bytes)} of values in {self.tasks:,} tasks"
+        lines = [f"{self.goal}: {kind}"]
+        for name, cut in self.cuts.items():
+            share = self.shares.get(name)
+            why = "" if share is None else f" (zstd makes a sample of it {share:.0%} as large)"
+            lines.append(f"  {name or 'samples'}: {_describe(cut)}; compression: {cut.compression}{why}")
         where = "in this process" if self.workers == 1 else f"in {self.workers} processes"
         lines.append(
             f"  memory: {format_size(self.planned_bytes)} of {format_size(self.limit_bytes)}: tasks of "
@@ -166,14 +181,6 @@ def format_of_goal(goal: str) -> str:
     return found
 
 
-def part_store(ds: Dataset, field: str, part: tuple[slice, ...]) -> Store:
-    """One field, or part of each of its rows, as it is delivered."""
-    store, shape = ds.only(field).delivered, ds.fields[field].shape
-    if all(each.stop - each.start == n for each, n in zip(part, shape, strict=True)):
-        return store
-    return select_part(store, field, within(shape, part))
-
-
 def make_plan(ds: Dataset, goal: str, options: Options, limit_bytes: int, workers: int | None) -> ConversionPlan:
     """Cut the data so that tasks fit; as many at a time as fit, and at most ``workers``."""
     _check(ds, goal, options)
@@ -188,11 +195,23 @@ def make_plan(ds: Dataset, goal: str, options: Options, limit_bytes: int, worker
     need = max(cut.need_bytes for cut in cuts.values())
     tasks = sum(int(np.prod(cut.grid)) for cut in cuts.values())
     fit = room // (need + WORKER_BYTES + base - BASE_BYTES)
+    shares = _compressed_shares(ds, cuts) if options.compression == "auto" else {}
+    cuts = {name: replace(cut, compression=_chosen(options, shares.get(name))) for name, cut in cuts.items()}
     most = 1 if is_in_memory(ds.delivered) else workers or cores()  # other processes would need copies
     return ConversionPlan(
         goal=goal, options=options, cuts=cuts, fingerprint=ds.fingerprint, limit_bytes=limit_bytes, base_bytes=base,
-        workers=max(1, min(fit, tasks, most)),
+        workers=max(1, min(fit, tasks, most)), shares=shares,
     )  # fmt: skip
+
+
+def _compressed_shares(ds: Dataset, cuts: Mapping[str, Cut]) -> dict[str, float]:
+    return {name: compressed_share(ds, name, cut) for name, cut in cuts.items() if cut.values is None}
+
+
+def _chosen(options: Options, share: float | None) -> str:
+    if share is None:
+        return "zstd" if options.compression == "auto" else options.compression
+    return "zstd" if share <= 1 - LEAST_SAVED else "none"
 
 
 def _cuts_or_refuse(ds: Dataset, goal: str, options: Options, limit_bytes: int, base: int) -> dict[str, Cut]:
@@ -201,7 +220,7 @@ def _cuts_or_refuse(ds: Dataset, goal: str, options: Options, limit_bytes: int, 
     except TooLittle as found:
         least = found.need_bytes + base
         why = " Samples are written whole to this format: .zarr, .npy and .h5 take less" * (
-            options.format in ("tar", "parquet")
+            options.format in SAMPLE_FORMATS
         )
         raise BudgetExceeded(
             f"memory={format_size(limit_bytes)} is too small for this conversion: the smallest that works is "
@@ -211,16 +230,22 @@ def _cuts_or_refuse(ds: Dataset, goal: str, options: Options, limit_bytes: int, 
 
 
 def _check(ds: Dataset, goal: str, options: Options) -> None:
+    if not len(ds):
+        raise ConfigError(f"{goal}: the dataset has no rows, so that there is nothing to write")
+    for name, spec in ds.fields.items():
+        if spec.is_list:
+            kind_of_values(name, spec, ds.only(name)[:1][name], options.format)
     if options.format == "parquet":
         rows.check_parquet(ds.fields)
-    if options.format in ("tar", "parquet"):
+    if options.format in ("tar", "lmdb"):
+        rows.check_tar_names(ds.fields)
+    if options.format in SAMPLE_FORMATS:
         return
+    if options.format == "hdf5":
+        hdf5.check_libraries(options.compression)
     for name, spec in ds.fields.items():
-        if spec.is_list or spec.dtype.kind not in "biufc":
-            raise ConfigError(
-                f"field {name!r} is {spec}: {options.format} takes numbers. Leave it out with ds.only(…), or write "
-                f".tar, which takes values of any size"
-            )
+        if not spec.is_list and spec.dtype.kind not in "biufc":
+            raise ConfigError(f"field {name!r} is {spec}: {options.format} takes numbers. Leave it out with ds.only(…)")
         if any(part in ("", ".", "..", "zarr.json", "c") for part in name.split("/")):
             raise ConfigError(f"field {name!r}: {options.format} cannot have an array of that name; use ds.rename(…)")
         if not all(spec.shape):
@@ -231,11 +256,11 @@ def _check(ds: Dataset, goal: str, options: Options) -> None:
             f"choose one with ds.only(…) (--fields), or write .zarr or .h5"
         )
     if options.format != "npy" and NUMBERED.search(os.path.basename(goal)):
-        raise ConfigError(f"{goal}: numbered files are for .tar and .parquet; {options.format} has one name")
+        raise ConfigError(f"{goal}: numbered files are for .tar, .parquet and .lmdb; {options.format} has one name")
 
 
 def _cuts(ds: Dataset, goal: str, options: Options, room: int) -> dict[str, Cut]:
-    if options.format in ("tar", "parquet"):
+    if options.format in SAMPLE_FORMATS:
         return {ALL_FIELDS: _cut_samples(ds, goal, options, room)}
     cuts: dict[str, Cut] = {}
     least = 0
@@ -252,9 +277,10 @@ def _cuts(ds: Dataset, goal: str, options: Options, room: int) -> dict[str, Cut]
 def cut_array(ds: Dataset, name: str, options: Options, room: int) -> Cut:
     """One field of an array format, in tasks of at most ``room`` bytes."""
     spec, store = ds.fields[name], ds.only(name).delivered
-    packs = options.format == "zarr" or options.compression != "none"
+    packs = not has_fixed_places(options, ds.fields)
+    dtype = np.dtype((np.void, spec.row_bytes)) if spec.is_list else spec.dtype
     wanted = Wanted(
-        rows=len(ds), shape=spec.shape, dtype=spec.dtype, block_rows=block_rows(store), source_chunk=chunk_of(store),
+        rows=len(ds), shape=spec.shape, dtype=dtype, block_rows=block_rows(store), source_chunk=chunk_of(store),
         chunk_rows=options.rows_per_chunk if packs else 1, shard_bytes=options.shard_bytes,
         least_run_bytes=0 if packs else LEAST_RUN_BYTES,
         largest_row_bytes=max(each.row_bytes for each in ds.fields.values()),
@@ -262,11 +288,22 @@ def cut_array(ds: Dataset, name: str, options: Options, room: int) -> Cut:
 
     def overhead(box: tuple[int, ...], read_rows: int, chunk_rows: int) -> int:
         part = part_store(ds, name, tuple(slice(0, n) for n in box))
-        chunk_bytes = chunk_rows * int(np.prod(box, dtype=np.int64)) * spec.dtype.itemsize
+        chunk_bytes = chunk_rows * int(np.prod(box, dtype=np.int64)) * dtype.itemsize
         writing = encode.overhead_bytes(chunk_bytes) if packs else 2 * MiB
         return aligned(part.scratch_bytes(min(read_rows, len(ds)))) + writing
 
-    return cut_field(wanted, room, overhead)
+    cut = cut_field(wanted, room, overhead)
+    if not spec.is_list:
+        return cut
+    return replace(cut, values=kind_of_values(name, spec, ds.only(name)[:1][name], options.format))
+
+
+def has_fixed_places(options: Options, fields: Fields) -> bool:
+    """Whether every value has a known place in one file, so that tasks fill places of it."""
+    if options.format == "npy":
+        return True
+    no_lists = not any(spec.is_list for spec in fields.values())
+    return options.format == "hdf5" and options.compression == "none" and no_lists
 
 
 def _cut_samples(ds: Dataset, goal: str, options: Options, room: int) -> Cut:
@@ -280,13 +317,18 @@ def _cut_samples(ds: Dataset, goal: str, options: Options, room: int) -> Cut:
 
 
 def _sample_overhead(store: Store, kind: str, length: int) -> Overhead:
-    """Besides a read: the encoded sample in a tar; a table, its columns and their compressed pages in Parquet."""
+    """Besides a read: the encoded sample in a tar; a table, its columns and their compressed pages in Parquet; all
+    values encoded, and the pages of a transaction, in LMDB."""
     each = row_bytes(store.fields)
     values = sum(spec.most_bytes or int(np.prod(spec.shape)) for spec in store.fields.values())
 
     def overhead(box: tuple[int, ...], read_rows: int, chunk_rows: int) -> int:
         rows_ = min(read_rows, length)
-        copies = 4 * each if kind == "tar" else (2 * each + ARROW_VALUE_BYTES * values) * rows_
+        copies = {
+            "tar": 4 * each,
+            "parquet": (2 * each + ARROW_VALUE_BYTES * values) * rows_,
+            "lmdb": (2 * each + LMDB_VALUE_BYTES * len(store.fields)) * rows_,
+        }[kind]
         return store.scratch_bytes(rows_) + copies + encode.CODEC_BYTES
 
     return overhead

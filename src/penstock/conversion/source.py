@@ -1,7 +1,7 @@
 """The dataset that is converted: pieces of it, read into memory that is taken once, and what it was when begun."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from penstock.base.spec import IN_MEMORY
 from penstock.base.urls import is_remote
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.explain import read_paths
+from penstock.dataset.rewrite import select_part
 from penstock.dataset.store import Store, as_base, digest
 from penstock.errors import Changed
+from penstock.read.part import within
 
 
 def block_rows(store: Store) -> int:
@@ -40,6 +42,14 @@ def is_in_memory(store: Store) -> bool:
 def index_bytes(ds: Dataset) -> int:
     """What knowing where things lie takes in each process."""
     return ds.store.index_bytes + sum(ds.store.shared_index.values())
+
+
+def part_store(ds: Dataset, field: str, part: tuple[slice, ...]) -> Store:
+    """One field, or part of each of its rows, as it is delivered."""
+    store, shape = ds.only(field).delivered, ds.fields[field].shape
+    if all(each.stop - each.start == n for each, n in zip(part, shape, strict=True)):
+        return store
+    return select_part(store, field, within(shape, part))
 
 
 @dataclass
@@ -82,7 +92,7 @@ class Reader:
 
 def files_of(ds: Dataset) -> dict[str, list[int]]:
     """Size and time of each local file that the dataset reads from, as they were when it was opened."""
-    found = {id_.path: [id_.size, id_.mtime_ns] for id_ in _ids(ds.store, set())}
+    found = {id_.path: [id_.size, id_.mtime_ns] for id_ in parts_of(ds.store) if isinstance(id_, FileId)}
     return {path: found[path] for path in sorted(found) if not is_remote(path) and os.path.isfile(path)}
 
 
@@ -91,21 +101,21 @@ def digest_of_files(files: Mapping[str, list[int]]) -> str:
     return digest(sorted(files.items()))
 
 
-def _ids(value: Any, seen: set[int]) -> Iterator[FileId]:
-    """The files that a store, or a store it is made of, was opened from."""
+def parts_of(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """All objects of penstock's that a store is made of, and what they refer to, each once."""
+    seen = set() if seen is None else seen
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, FileId):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in list(value.values()):
-            yield from _ids(each, seen)
+    yield value
+    if isinstance(value, Mapping):
+        inner: Iterable[Any] = list(value.values())
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _ids(each, seen)
-    elif type(value).__module__.startswith("penstock."):
-        yield from _ids(dict(getattr(value, "__dict__", {})), seen)
+        inner = value
+    else:
+        inner = list(getattr(value, "__dict__", {}).values()) if type(value).__module__.startswith("penstock.") else ()
+    for each in inner:
+        yield from parts_of(each, seen)
 
 
 def check_unchanged(before: Mapping[str, list[int]]) -> None:

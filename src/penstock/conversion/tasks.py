@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.base import counters
-from penstock.conversion import hdf5, ranges, rows, zarr
-from penstock.conversion.plan import ALL_FIELDS, NUMBERED, ConversionPlan, Task, part_store
+from penstock.conversion import hdf5, lmdb, ranges, rows, zarr
+from penstock.conversion.plan import ALL_FIELDS, NUMBERED, ConversionPlan, Task, has_fixed_places
+from penstock.conversion.source import part_store
 from penstock.conversion.work import Work, Written, boot_id, writing
 from penstock.dataset.dataset import Dataset
 
@@ -34,8 +35,7 @@ class Job:
     @property
     def has_fixed_places(self) -> bool:
         """Whether tasks fill places of one file."""
-        options = self.plan.options
-        return options.format == "npy" or (options.format == "hdf5" and options.compression == "none")
+        return has_fixed_places(self.plan.options, self.ds.fields)
 
 
 def prepare_outputs(job: Job) -> None:
@@ -69,6 +69,8 @@ def run_task(job: Job, task: Task) -> Done:
     return Done(task.number, value_bytes, read, written)
 
 
+WRITERS = {"tar": rows.write_tar, "parquet": rows.write_parquet, "lmdb": lmdb.write_lmdb}
+
 _Wrote = tuple[list[Written], int, int]
 
 
@@ -81,7 +83,7 @@ def _write_shard(job: Job, task: Task) -> _Wrote:
     else:
         name = hdf5.piece_name(task.field, task.place)
     with job.work.whole(name) as output:
-        zarr.write_shard(output, cut, store, rows_, compression=options.compression, verify=options.verify)
+        zarr.write_shard(output, cut, store, rows_, verify=options.verify)
         found = Written(name, output.size, output.digests())
     values = len(rows_) * sum(spec.row_bytes for spec in store.fields.values())
     return [found], found.size, values
@@ -104,7 +106,7 @@ def _write_samples(job: Job, task: Task) -> _Wrote:
     name = file_name(job.name, task.place[0])
     partial = work.path("partial", f"{task.number}.{os.getpid()}.{options.format}")
     store = job.ds.delivered
-    write = rows.write_tar if options.format == "tar" else rows.write_parquet
+    write = WRITERS[options.format]
     with writing(work.goal):
         try:
             values = write(partial, cut, store, rows_)

@@ -14,6 +14,7 @@ in the same folder, and whatever is killed leaves nothing that looks finished.
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from typing import Any, BinaryIO
 
 from penstock.errors import ConvertFailed
 from penstock.files.manifest import Digests
+
+CHECKSUM = "crc32 of the rest"
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,9 @@ class Work:
         return self.path("data", *name.split("/"))
 
     def key(self) -> str | None:
-        """Which conversion is under way here; None for none."""
-        try:
-            with open(self.path("plan.json"), encoding="utf-8") as file:
-                return str(json.load(file)["key"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        """Which conversion is under way here; None for none, and like no other's if the plan is damaged."""
+        plan = self.read_json("plan.json")
+        return None if plan is None else str(plan.get("key", "damaged"))
 
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Create the folder if it does not exist."""
@@ -65,15 +65,28 @@ class Work:
                 self.write_json("plan.json", plan)
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
-        """A small file, whole or not there."""
-        path = self.path(name)
+        """A small file, whole or not there, with a checksum of itself."""
+        path, plain = self.path(name), json.loads(json.dumps(document))
+        plain[CHECKSUM] = _checksum(plain)
         partial = self.path("partial", f"{os.path.basename(name)}.{os.getpid()}")
         with _removed_on_failure(partial):
             with open(partial, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1, sort_keys=True)
+                json.dump(plain, file, indent=1, sort_keys=True)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """What ``write_json`` wrote; None where it is not there, and empty if it is damaged."""
+        try:
+            with open(self.path(name), "rb") as file:
+                document = json.load(file)
+            found = document.pop(CHECKSUM)
+            return document if found == _checksum(document) else {}
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {}
 
     @contextmanager
     def whole(self, name: str) -> Iterator["Output"]:
@@ -96,12 +109,10 @@ class Work:
 
     def done(self, number: int) -> list[Written] | None:
         """What a task wrote; None where it is not done, or what it wrote is gone."""
-        try:
-            with open(self.path("done", f"{number}.json"), encoding="utf-8") as file:
-                note = json.load(file)
-                found = [Written(*each) for each in note["files"]]
-        except (OSError, ValueError, KeyError, TypeError):
+        note = self.read_json(f"done/{number}.json")
+        if not note:
             return None
+        found = [Written(*each) for each in note["files"]]
         if note.get("boot"):  # what was only in the system's memory is gone if the machine was started again
             return found if note["boot"] == boot_id() else None
         return found if all(_is_there(self, each) for each in found) else None
@@ -115,6 +126,10 @@ class Work:
             with suppress(FileNotFoundError):
                 os.unlink(self.path(name))
         os.rmdir(self.folder)
+
+
+def _checksum(document: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
 def boot_id() -> str:
