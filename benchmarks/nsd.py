@@ -1,15 +1,14 @@
 """The Natural Scenes Dataset at its true size, synthetic: subject 1, 40 sessions of 750 trials, 15,724 voxels.
 
-Sessions are stored as released, one time course a chunk, 699,192 chunks a file. Only the region's chunks are written;
-the others are set aside, so that every chunk lies where it would, and read as holes. Of the pictures, the subject's
-10,000 are written. Whole-brain sessions by trial are holes altogether: they read as zeros at the page cache's speed,
-for all contestants alike.
+Sessions are stored as released, one time course per chunk, 699,192 chunks per file. Only the region's chunks are
+written. The others are holes in the file, which take no room on disk and read as zeros. Of the pictures, the subject's
+10,000 are written. Whole-brain sessions by trial are all holes: they read as zeros at the page cache's speed, for all
+contestants alike.
 """
 
 import dataclasses
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -216,13 +215,10 @@ def mapped(root: str, batch_size: int) -> Iterator[int]:
     """The copies as numpy maps them, rows taken at random into fresh batches."""
     from penstock.nsd import NSD
 
-    nsd = NSD(root)
-    folder = nsd.prepare()
-    arrays = [np.load(os.path.join(folder, f"session{session:02d}.npy"), mmap_mode="r") for session in nsd.sessions]
-    order = np.random.default_rng(0).permutation(len(nsd.trials))
+    trials = np.load(os.path.join(NSD(root).prepare(), "subject.npy"), mmap_mode="r")
+    order = np.random.default_rng(0).permutation(len(trials))
     for begin in range(0, len(order), batch_size):
-        rows = order[begin : begin + batch_size].tolist()
-        batch = np.stack([arrays[row // 750][row % 750] for row in rows])
+        batch = trials[order[begin : begin + batch_size]]
         touch(torch.from_numpy(batch))
         yield len(batch)
 
@@ -248,19 +244,3 @@ BENCHMARKS: dict[str, Callable[[Path], list[Contestant]]] = {
     "nsd-prepared": prepared_contestants,
     "nsd-whole-brain": whole_contestants,
 }
-
-
-def window_seconds(root: str) -> tuple[float, float]:
-    """Seconds to the first batch, and to read one window of sessions with nothing around it."""
-    from penstock.nsd import NSD
-
-    began = time.perf_counter()
-    next(first_batch(root, "2GiB"))
-    first = time.perf_counter() - began
-    nsd = NSD(root, prepared=os.path.join(root, "no copies"))
-    ds = nsd.dataset(COLUMNS)
-    with ds.loader(BATCH, shuffle=True, memory="2GiB") as loader:
-        sessions = loader.plan.window_rows // 750
-    began = time.perf_counter()
-    nsd.betas(nsd.voxels("nsdgeneral"), nsd.sessions[:sessions])[:]
-    return first, time.perf_counter() - began

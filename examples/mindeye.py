@@ -1,11 +1,12 @@
 """A small MindEye: learn to tell from a brain's response which picture was seen, and test it on pictures held out.
 
-python examples/mindeye.py                              # on a synthetic subject, about two minutes on 2 cores
+python examples/mindeye.py                              # on a synthetic subject, a minute or two on 2 cores
 python examples/mindeye.py --root /data/nsd --epochs 30 # on the release, or on MindEye's shards (--backend tar)
 torchrun --nproc-per-node 2 examples/mindeye.py …       # on several ranks
-python examples/mindeye.py --root … --checkpoint run.pt # the same command goes on after a stop
+python examples/mindeye.py --root … --checkpoint run.pt # the same command continues after a stop
 
-From the release, voxels are first copied by trial (``NSD.prepare``): once, 1 GB per subject.
+From the release, voxels are first copied by trial (``NSD.prepare``): once, 1 GB per subject, into ``penstock`` in the
+root, or into ``--prepared``. As many sessions are used as are there; pictures are read when they are needed.
 
 Voxels and pictures are embedded into one space, in which the two of a pair are drawn together (the contrastive loss of
 CLIP). The test asks, for each response to a shared picture, which of all shared pictures it was.
@@ -76,9 +77,10 @@ def train(args: argparse.Namespace) -> tuple[float, float]:
     main_rank = is_main_rank()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
+    copies = {"prepared": prepared_folder(args)} if args.backend == "hdf5" else {}
     train_dl, val_dl, num_train, num_val = get_dataloaders(
         args.batch_size, root=args.root, backend=args.backend, subj=args.subject, to_tuple=COLUMNS, seed=args.seed,
-        memory=args.memory, image_size=64, val_batch_size=50,
+        memory=args.memory, image_size=64, val_batch_size=50, **copies,
     )  # fmt: skip
     model = Model(train_dl.dataset.fields["voxels"].shape[-1]).to(device)
     wrapped = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
@@ -135,11 +137,17 @@ def make_subject(root: Path, scale: Scale = SYNTHETIC) -> None:
 def run(args: argparse.Namespace) -> tuple[float, float]:
     """Train on a root; one rank makes the copies that training from the release needs."""
     if args.backend == "hdf5" and is_main_rank():
-        NSD(args.root, args.subject).prepare()
+        nsd = NSD(args.root, args.subject, prepared=prepared_folder(args))
+        print(nsd)
+        print(f"voxels by trial are in {nsd.prepare(memory=args.memory)}")
     wait_for_all()
     found = train(args)
     wait_for_all()
     return found
+
+
+def prepared_folder(args: argparse.Namespace) -> str | None:
+    return args.prepared and os.path.join(args.prepared, f"subj{args.subject:02d}")
 
 
 def is_main_rank() -> bool:
@@ -163,7 +171,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--root", help="the release, or MindEye's shards; a synthetic subject by default")
     parser.add_argument("--backend", choices=("hdf5", "tar"), default="hdf5")
     parser.add_argument("--subject", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--prepared", help="folder for copies of voxels, where the root is read-only")
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--memory", default="1GiB")
     parser.add_argument("--seed", type=int, default=0)

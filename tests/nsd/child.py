@@ -1,6 +1,6 @@
 """Prepares a subject, or trains from it, in a process of its own, and prints what that held, sampled every 5 ms.
 
-python child.py '{"root": …, "what": "prepare" | "loader" | "subject", "memory": …, "copies": …, "options": {…}}'
+python child.py '{"root": …, "what": "prepare" | "loader" | "subject", "memory": …, "columns": …, "options": {…}, …}'
 """
 
 import json
@@ -50,12 +50,12 @@ def main(job: dict) -> None:
     if job["what"] == "subject":
         whole_subject(job)
         return
-    ds = nsd.dataset(("voxels", "coco"), **job["options"])
+    ds = nsd.dataset(job.get("columns", ("voxels", "coco")), **job["options"])
     limit = smallest(ds)
     with MemoryWatch() as watch, ds.loader(8, shuffle=True, memory=limit) as loader:
         for _ in range(2):
-            for voxels, coco in loader:
-                float(voxels.reshape(-1)[0]) + float(coco[0])
+            for batch in loader:
+                sum(float(column.reshape(-1)[0]) for column in batch)
     print(json.dumps({"peak": watch.peak_bytes, "samples": watch.samples, "limit": limit}))
 
 

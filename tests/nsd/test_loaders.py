@@ -149,12 +149,23 @@ def test_order_ranks_and_options(both):
         ({"backend": "tar", "subj": 3}, Missing, "no shards train_subjNN"),
         ({"backend": "tar", "reps": "mean"}, ConfigError, "reps: only from the release"),
         ({"subj": 3}, Missing, "no betas of subject 3"),
+        ({"backend": "tar", "split": "berg"}, ConfigError, "split: only from the release"),
+        ({"nonsense": 3}, ConfigError, "nonsense: not an argument of get_dataloaders"),
+        ({"backend": "hdf5", "columns": ("voxels",)}, ConfigError, "columns: not an argument .* to_tuple chooses"),
+        ({"backend": "hdf5", "voxels_key": None}, ConfigError, "voxels_key=None: expected 'nsdgeneral.npy'"),
+        ({"root": 5}, ConfigError, "root=5: expected a path"),
     ],
     ids=str,
 )
 def test_refusals(both, options, error, told):
     with pytest.raises(error, match=told):
         loaders(**{"root": both, **options})
+
+
+@pytest.mark.parametrize("backend", ["tar", "hdf5"])
+def test_tuples_without_voxels(both, backend):
+    train, *_ = loaders(both, backend=backend, to_tuple=("images", "coco"))
+    assert [tuple(column.shape) for column in next(iter(train))] == [(5, 3, 9, 9), (5, 1)]
 
 
 def test_prepared_and_voxel_major_sessions_give_the_same(roots):

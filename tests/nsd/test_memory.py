@@ -10,19 +10,22 @@ import pytest
 from penstock.base.sizes import MiB
 from penstock.nsd import synthesize
 from penstock.nsd.synthetic import Scale
+from penstock.nsd.synthetic.pictures import write_coco
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
 ]
 
-SCALE = Scale((30, 40, 34), 750, 2, {1: 2}, shared=50, picture=8, region_voxels=9000)  # 61 MB a session
+PIXELS = 128
+SCALE = Scale((30, 40, 34), 750, 2, {1: 2}, shared=50, picture=8, region_voxels=9000)  # 61 MB per session
 
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory):
     root = tmp_path_factory.mktemp("subject")
-    synthesize(root, SCALE, stimuli=False)
+    made = synthesize(root, SCALE, stimuli=False)
+    write_coco(str(root), SCALE, PIXELS, only=made.stimuli(1))
     return root
 
 
@@ -59,3 +62,13 @@ def test_loading_holds_what_was_planned(subject, tmp_path, options):
     found = measured(root=str(subject), copies=str(tmp_path), what="loader", options=options)
     assert found["samples"] > 5
     assert found["peak"] <= found["limit"], found
+
+
+@pytest.mark.parametrize("reps", ["mean", "stack", "random"])
+def test_pictures_of_repeated_trials_are_not_held(subject, tmp_path, reps):
+    """Straight from sessions stored by voxel: the voxels of all trials are held as stored, pictures come by batch."""
+    options = {"reps": reps, "zscore": "session"}
+    columns = ("voxels", "image", "coco")
+    found = measured(root=str(subject), copies=str(tmp_path), what="loader", columns=columns, options=options)
+    assert found["peak"] <= found["limit"], found
+    assert found["limit"] < 27_000_000 + 500 * 3 * PIXELS * PIXELS * 2, "voxels as stored, and not all pictures"

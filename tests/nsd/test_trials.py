@@ -5,11 +5,13 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import scipy.io
 
 from penstock.errors import Corrupt, Missing, SchemaMismatch
-from penstock.nsd import NSD
+from penstock.nsd import NSD, regions
+from penstock.nsd import trials as reading
 from penstock.nsd.synthetic import SCALES, Experiment
 
 TINY = SCALES["tiny"]
@@ -117,3 +119,30 @@ def test_what_was_not_answered_is_nan(roots):
     assert trials["rt"].isna().any()
     assert trials["rt"].notna().any()
     assert np.isfinite(trials["time"]).all()
+
+
+def test_small_files_are_parsed_once(root, monkeypatch):
+    nsd = NSD(root)
+    trials, voxels = nsd.trials, nsd.voxels("V1", min_ncsnr=0.1)
+
+    def refuse(*_, **__):
+        raise AssertionError("parsed again")
+
+    for module, name in ((reading, "_table"), (reading, "loadmat"), (regions, "load_nifti"), (regions, "nifti_shape")):
+        monkeypatch.setattr(module, name, refuse)
+    again = NSD(root)
+    pandas.testing.assert_frame_equal(again.trials, trials)
+    assert np.array_equal(again.voxels("V1", min_ncsnr=0.1).index, voxels.index)
+    for path, use in (
+        (nsd.layout.responses, lambda: NSD(root).trials),
+        (nsd.layout.design, lambda: NSD(root).trials),
+        (nsd.layout.stim_info, lambda: NSD(root).trials),
+        (f"{nsd.layout.regions}/prf-visualrois.nii.gz", lambda: NSD(root).voxels("V1")),
+        (nsd.layout.brainmask, lambda: NSD(root).voxels("V1")),
+    ):
+        about = os.stat(path)
+        os.utime(path)
+        with pytest.raises(AssertionError, match="parsed again"):
+            use()
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert len(NSD(root).trials) == len(trials)

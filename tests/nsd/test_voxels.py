@@ -1,7 +1,10 @@
 """Every voxel that is delivered proves its session, trial and place, from every layout, in the order promised."""
 
+import contextlib
 import gzip
+import json
 import os
+import random
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +15,12 @@ import numpy as np
 import pytest
 
 from penstock.conversion import fill
-from penstock.errors import BudgetExceeded, ConfigError, Corrupt, DataError, Missing, SchemaMismatch
+from penstock.errors import BudgetExceeded, ConfigError, ConvertFailed, Corrupt, DataError, Missing, SchemaMismatch
+from penstock.files import locks
 from penstock.files.files import Files
 from penstock.formats.nifti import open_stored_volumes
-from penstock.nsd import NSD, synthesize
+from penstock.nsd import NSD, NSDDataset, Pictures, synthesize
+from penstock.nsd.betas import HeldSessions
 from penstock.nsd.prepared import Stale
 from penstock.nsd.synthetic import SCALES, Anatomy, Betas, Scale
 from penstock.testing import check_store
@@ -312,6 +317,38 @@ def test_conformance_of_compressed_sessions(roots):
     check_store(lambda: nsd.betas(voxels, [1]).store, {"betas": some[:]["betas"]})
 
 
+@pytest.mark.parametrize("layout", ["voxel-major", "nifti"])
+def test_conformance_of_held_sessions(roots, layout):
+    nsd = NSD(roots[layout])
+    voxels = nsd.voxels("nsdgeneral")
+    whole = nsd.betas(voxels)
+    assert whole.store.blocks is not None
+    check_store(lambda: HeldSessions(NSD(roots[layout]).betas(voxels).store), {"betas": whole[:]["betas"]})
+
+
+def test_a_session_is_read_once_and_held(roots):
+    store = NSD(roots["voxel-major"]).betas(NSD(roots["voxel-major"]).voxels("V1")).store
+    held, reads = HeldSessions(store), []
+    store.read_into = lambda rows, at, out: reads.append(rows.tolist()) or type(store).read_into(store, rows, at, out)
+    out = {name: spec.empty(4) for name, spec in held.fields.items()}
+    for rows in ([70, 1, 2, 71], [1, 1, 70, 49]):
+        held.read_into(np.array(rows), np.arange(4), out)
+    assert sorted(map(len, reads)) == [24, 24], "session 2 is not needed"
+    assert held.index_bytes >= 72 * held.fields["betas"].row_bytes
+
+
+def test_held_sessions_are_read_by_threads(roots, monkeypatch):
+    """Each reader process would hold them once more."""
+    ds = NSD(roots["voxel-major"]).dataset(("voxels", "coco"), reps="mean")
+    for name, value in (("cores", lambda: 8), ("WORTH_BYTES", 0)):
+        monkeypatch.setattr(f"penstock.loader.placement.{name}", value)
+    assert ds.loader(4, memory="2GiB").plan.processes > 1
+    monkeypatch.setattr("penstock.loader.placement.MOST_PROCESS_BYTES", 1)
+    plan = ds.loader(4, memory="2GiB").plan
+    assert plan.processes == 0
+    assert "each process would hold" in plan.placement_note
+
+
 # Copies by trial.
 
 
@@ -321,7 +358,8 @@ def test_copies_are_used_when_there_and_checked(root):
     seen = []
     folder = NSD(root).prepare(progress=lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1] == 72 * 27 * 2
-    assert sorted(os.listdir(folder)) == [f"session0{n}.{kind}" for n in (1, 2, 3) for kind in ("json", "npy")]
+    assert sorted(os.listdir(folder)) == ["subject.json", "subject.npy"]
+    assert np.array_equal(np.load(f"{folder}/subject.npy"), before[:][0])
     after = NSD(root).dataset(**RAW)
     assert after.store.blocks is None
     assert np.array_equal(after[:][0], before[:][0])
@@ -342,13 +380,85 @@ def test_preparing_goes_on_where_it_stopped(root, monkeypatch):
     with pytest.raises(Stop):
         nsd.prepare(progress=stop)
     (folder,) = list((root / "penstock").rglob("nsdgeneral*"))
-    whole = {name: os.stat(folder / name).st_mtime_ns for name in os.listdir(folder) if name.endswith(".npy")}
-    assert 0 < len(whole) < 3
-    nsd.prepare()
-    assert {name: os.stat(folder / name).st_mtime_ns for name in whole} == whole
+    whole = len(np.load(folder / "subject.npy")) // 24
+    assert 0 < whole < 3, "what is not whole takes no room"
+    totals = []
+    nsd.prepare(progress=lambda done, total: totals.append(total))
+    assert set(totals) == {(3 - whole) * 24 * 27 * 2}, "what is whole is not copied again"
     ds = NSD(root).dataset(**RAW)
     assert np.array_equal(ds[:][0], expected(nsd, ds.voxels.index))
-    assert not [name for name in os.listdir(folder) if name.endswith(".part")]
+    assert sorted(os.listdir(folder)) == ["subject.json", "subject.npy"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_are_right_whatever_came_before(root, seed):
+    """Sessions copied in any order, added, outdated, and interrupted."""
+    rng, paths = random.Random(seed), {s: NSD(root).layout.session(s, ".hdf5") for s in (1, 2, 3)}
+
+    def stop(done, total):
+        if done > total * rng.random():
+            raise KeyboardInterrupt
+
+    for _ in range(8):
+        for session in rng.sample([1, 2, 3], rng.randint(0, 2)):
+            with h5py.File(paths[session], "r+") as file:
+                file["betas"][...] = file["betas"][:] + rng.randint(1, 9)
+                file.create_dataset(f"note{len(file)}", data=np.zeros(5000))
+        chosen, interrupted = rng.sample([1, 2, 3], rng.randint(1, 3)), rng.random() < 0.3
+        with contextlib.suppress(KeyboardInterrupt):
+            NSD(root).prepare(sessions=chosen, **({"progress": stop} if interrupted else {}))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Stale)
+            copies, raw = NSD(root).dataset(**RAW), NSD(root, prepared=root / "none").dataset(**RAW)
+            assert np.array_equal(copies[:][0], raw[:][0])
+    NSD(root).prepare()
+    assert NSD(root).dataset(**RAW).store.blocks is None
+    (path,) = (root / "penstock").rglob("subject.npy")
+    assert np.load(path).shape == (72, 27), "rows of outdated copies are used again"
+
+
+def test_two_processes_do_not_prepare_the_same_voxels_at_once(root):
+    folder = Path(NSD(root).prepare(sessions=[1]))
+    with open(folder / "subject.npy", "r+b") as file:
+        assert locks.try_lock(file.fileno())
+        with pytest.raises(ConvertFailed, match=r"subject\.npy: another process is preparing the same voxels"):
+            NSD(root).prepare()
+        NSD(root).prepare("V1")
+    assert len(NSD(root).dataset(**RAW)) == 72
+    NSD(root).prepare()
+    assert np.load(folder / "subject.npy").shape == (72, 27)
+
+
+def prepare_apart(root, sessions):
+    """Copies of sessions as earlier versions made them: a file each."""
+    folder = Path(NSD(root).prepare(sessions=sessions))
+    rows, note = np.load(folder / "subject.npy"), json.loads((folder / "subject.json").read_text())
+    for session in sessions:
+        entry = note["sessions"][str(session)]
+        first = entry.pop("first")
+        np.save(folder / f"session{session:02d}.npy", rows[first : first + 24])
+        (folder / f"session{session:02d}.json").write_text(json.dumps({"version": 1, **entry}))
+    for name in ("subject.npy", "subject.json"):
+        (folder / name).unlink()
+    return folder
+
+
+def test_copies_that_earlier_versions_made_are_used(root):
+    before = NSD(root).dataset(**RAW)[:][0]
+    folder = prepare_apart(root, [1, 2])
+    assert np.array_equal(NSD(root).dataset(**RAW)[:][0], before)
+    NSD(root).prepare()
+    assert np.load(folder / "subject.npy").shape == (24, 27), "session 3 alone"
+    for sessions in (None, [2, 3]):
+        ds = NSD(root).dataset(sessions=sessions, **RAW)
+        assert ds.store.blocks is None
+        assert np.array_equal(ds[:][0], before[-len(ds) :])
+    with h5py.File(NSD(root).layout.session(2, ".hdf5"), "r+") as file:
+        file["betas"][...] = file["betas"][:] + 1
+        file.create_dataset("note", data=np.zeros(5000))
+    NSD(root).prepare()
+    assert not (folder / "session02.npy").exists()
+    assert np.array_equal(NSD(root).dataset(**RAW)[24:48][0], before[24:48] + 1)
 
 
 def test_a_copy_of_another_source_is_left_aside(root):
@@ -356,13 +466,26 @@ def test_a_copy_of_another_source_is_left_aside(root):
     with h5py.File(NSD(root).layout.session(2, ".hdf5"), "r+") as file:
         file["betas"][...] = file["betas"][:] + 1
         file.create_dataset("note", data=np.zeros(5000))
-    with pytest.warns(Stale, match=r"session02\.npy: was made of .*betas_session02\.hdf5 before that file changed"):
+    with pytest.warns(Stale, match=r"subject\.npy: was made of .*betas_session02\.hdf5 before that file changed"):
         ds = NSD(root).dataset(**RAW)
     assert (ds[24:48][0] == expected(NSD(root), ds.voxels.index, [2]) + 1).all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         NSD(root).prepare()
         NSD(root).dataset(**RAW)
+
+
+def test_copies_of_another_subject_are_not_used(root, tmp_path):
+    NSD(root, 1, prepared=tmp_path / "copies").prepare(None)
+    other = NSD(root, 2, prepared=tmp_path / "copies")
+    assert other.dataset(roi=None, **RAW).store.blocks is not None
+    with pytest.raises(ConfigError, match=r"holds copies of subj01/func1pt8mm/.*name another folder for subj02/func"):
+        other.prepare(None)
+    for session in (1, 2):
+        os.remove(other.layout.session(session, ".hdf5"))
+    with pytest.raises(Missing, match="no betas of subject 2"):
+        NSD(root, 2, prepared=tmp_path / "copies")
+    assert NSD(root, 1, prepared=tmp_path / "copies").dataset(roi=None, **RAW).store.blocks is None
 
 
 def test_copies_stand_for_sessions_that_are_gone(root):
@@ -429,6 +552,10 @@ def test_preparing_refuses(root, monkeypatch):
         ({"context": 3}, "context=3: expected how many trials before"),
         ({"where": 3}, "where=3: expected a dict"),
         ({"split": "random-50/train", "split_seed": -1}, "split_seed=-1: expected a whole number"),
+        ({"dtype": "uint8"}, "dtype=uint8: cannot hold all values of int16"),
+        ({"extra": "clip.npy"}, "extra='clip.npy': expected arrays by name"),
+        ({"extra": {"clip": {"a": 1}}, "columns": ("clip",)}, r"keys \['a'\]: expected the numbers of pictures"),
+        ({"images": 5}, "images=5: expected a path"),
     ],
     ids=str,
 )
@@ -450,6 +577,22 @@ def test_a_wrong_root_is_explained(roots, tmp_path):
         NSD(roots["voxel-major"], betas="b2")
     with pytest.raises(ConfigError, match="from 1 to 8"):
         NSD(roots["voxel-major"], 9)
+    with pytest.raises(ConfigError, match="root=5: expected a path"):
+        NSD(5)
+    with pytest.raises(ConfigError, match="space=None: expected the name of a folder"):
+        NSD(roots["voxel-major"], space=None)
+    with pytest.raises(ConfigError, match="images: size=0: expected a whole number, at least 1"):
+        Pictures(size=0)
+
+
+def test_a_folder_of_betas_is_not_taken_for_a_root(roots):
+    """Its sessions would be taken for those of subject 1."""
+    folder = NSD(roots["voxel-major"], 2).layout.beta_folder
+    with pytest.raises(ConfigError, match=rf"root='{folder}': .*Pass NSD\('.*', 2, 'func1pt8mm', 'betas_fithrf_GLM"):
+        NSD(folder)
+    assert len(NSDDataset(folder)) == 48
+    with pytest.raises(ConfigError, match=r"subject=1: but .* is a folder of subject 2"):
+        NSDDataset(folder, subject=1)
 
 
 def test_larger_than_one_read(tmp_path):

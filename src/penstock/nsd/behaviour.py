@@ -1,4 +1,4 @@
-"""MindEye2's view of behaviour: 17 numbers a trial, of the trial itself, those around it, and its picture's others.
+"""MindEye2's view of behaviour: 17 numbers for a trial, for those around it, and for the others that show its picture.
 
 -1 stands for what is not known (NaN in ``responses.tsv``) and for trials that are not there.
 """

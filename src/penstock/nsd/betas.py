@@ -3,17 +3,17 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from penstock.base import checks
-from penstock.base.spec import Cast
+from penstock.base import checks, fork
+from penstock.base.spec import Cast, ReadPath, row_bytes
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.rewrite import cast_fields, select_part
-from penstock.dataset.store import Filled, Out, StoreBase, Wrapper
+from penstock.dataset.store import Filled, Out, StoreBase, Wrapper, check_rows
 from penstock.errors import ConfigError, DataError, Missing, SchemaMismatch
 from penstock.files.files import Files
 from penstock.formats.nifti import open_stored_volumes
@@ -170,10 +170,11 @@ class Sessions:
 class Session(Wrapper):
     """A session whose trials can only be read together."""
 
-    advice = ADVICE
-
     def rebuild(self, children: Sequence[StoreBase]) -> StoreBase:
         return Session(children[0])
+
+    def describe_path(self, path: ReadPath) -> ReadPath:
+        return replace(path, remedy=ADVICE)
 
     def read(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share = WHOLE) -> None:
         self.store.read(rows, at, out, share)
@@ -188,30 +189,70 @@ class Session(Wrapper):
         return Session(select_part(self.store, field, part))
 
 
-class OneBlock(Wrapper):
-    """Sessions as one block: samples may need trials of any of them. Each session is still read only once."""
+class HeldSessions(Wrapper):
+    """Sessions that can only be read whole, each held in memory from the moment one of its trials is needed.
+
+    For samples made of trials of several sessions. Trials are held as they are stored, and count as index.
+    """
 
     def __init__(self, store: StoreBase) -> None:
         super().__init__(store)
         starts = store.blocks
-        assert starts is not None
-        self._starts = starts
-        self._longest = int(np.diff(starts, append=len(store)).max())
+        assert starts is not None, "trials that can each be read by itself need not be held"
+        self._bounds = np.append(starts, len(store))
+        self._held: dict[int, dict[str, np.ndarray]] = {}
+        self._reading: set[int] = set()
+        self._locks = [fork.Lock() for _ in starts]
+
+    def __reduce__(self) -> tuple[type, tuple[StoreBase]]:
+        return type(self), (self.store,)
+
+    def rebuild(self, children: Sequence[StoreBase]) -> StoreBase:
+        return HeldSessions(children[0])
 
     @property
-    def blocks(self) -> np.ndarray:
-        return np.array([0])
+    def blocks(self) -> None:
+        return None
+
+    def describe_path(self, path: ReadPath) -> ReadPath:
+        return replace(path, how="held in memory as stored, from the first read on", block_rows=1, amplification=1.0)
+
+    @property
+    def index_bytes(self) -> int:
+        return super().index_bytes + len(self) * row_bytes(self.fields)
 
     def scratch_bytes(self, rows: int) -> int:
-        return self.store.scratch_bytes(min(rows, self._longest))
+        return self.store.scratch_bytes(int(np.diff(self._bounds).max()))
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
-        session = np.searchsorted(self._starts, rows, side="right")
-        for number in np.unique(session):
+        check_rows(rows, self)
+        session = np.searchsorted(self._bounds, rows, side="right") - 1
+        needed = np.unique(session).tolist()
+        while needed:  # what another thread reads at the moment comes last
+            number = next((each for each in needed if each not in self._reading), needed[0])
+            needed.remove(number)
+            held = self._hold(number)
             here = np.flatnonzero(session == number)
-            for begin in range(0, len(here), self._longest):  # a row may be needed several times
-                some = here[begin : begin + self._longest]
-                self.store.read_into(rows[some], at[some], out)
+            inside = rows[here] - self._bounds[number]
+            for row, place in zip(inside.tolist(), at[here].tolist(), strict=True):
+                for name, target in out.items():
+                    target[place] = held[name][row]
+
+    def _hold(self, number: int) -> dict[str, np.ndarray]:
+        """All trials of a session, read now unless they are held."""
+        if number in self._held:
+            return self._held[number]
+        with self._locks[number]:
+            if number not in self._held:
+                self._reading.add(number)
+                try:
+                    rows = np.arange(self._bounds[number], self._bounds[number + 1])
+                    values = {name: spec.empty(len(rows)) for name, spec in self.fields.items()}
+                    self.store.read_into(rows, np.arange(len(rows)), values)
+                    self._held[number] = values
+                finally:
+                    self._reading.discard(number)
+        return self._held[number]
 
 
 def chosen_sessions(given: Any, present: Sequence[int], folder: str) -> tuple[int, ...]:

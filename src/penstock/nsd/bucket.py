@@ -12,6 +12,7 @@ from penstock.base.sizes import MiB
 from penstock.dataset.store import digest
 from penstock.errors import ConfigError, Missing
 from penstock.files import locks
+from penstock.files.atomic import atomic_write
 from penstock.files.files import Files
 from penstock.nsd.layout import DESIGN, STIM_INFO, Layout
 from penstock.read.saved_chunks import default_folder
@@ -71,7 +72,6 @@ def _copy(files: Files, url: str, path: str) -> None:
     if os.path.isfile(path) and os.path.getsize(path) == file.size:
         return
     locks.make_folder(os.path.dirname(path))
-    with files.stream(url) as source, open(f"{path}.part", "wb") as copy:
+    with files.stream(url) as source, atomic_write(path) as copy:
         while piece := source.read(PIECE_BYTES):
             copy.write(piece)
-    os.replace(f"{path}.part", path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.base import checks
 from penstock.base.sizes import MiB, format_size, parse_size
 from penstock.base.spec import row_bytes
 from penstock.dataset.composition import join
@@ -63,7 +64,10 @@ class NSDDataset(Dataset):
     ) -> None:
         from penstock.nsd.subject import NSD
 
-        layout = Layout.of_folder(os.fspath(fmri_dir))
+        folder = checks.path("fmri_dir", fmri_dir)
+        layout = Layout.of_folder(folder)
+        if layout.root != folder and subject not in (None, layout.subject):
+            raise ConfigError(f"subject={subject}: but {folder} is a folder of subject {layout.subject}")
         of_subject: dict[str, Any] = {"space": layout.space, "betas": layout.betas}
         for name in ("space", "betas", "prepared", "remote", "cache_dir"):
             if name in options:
@@ -141,12 +145,19 @@ class NSDDataset(Dataset):
         smallest = WINDOW_BYTES // max(1, row_bytes(self.store.fields))
         return max(sessions * largest, smallest) if sessions == SESSIONS_MIXED else sessions * largest
 
+    def _least_bytes(self, window: int | None, columns: Sequence[str]) -> int:
+        """Memory without which a window does not work: all of it is in batches, on a device's way there as stored."""
+        fields = {name: spec for name, spec in self.store.fields.items() if name in columns}
+        return min(window or 0, len(self)) * min(row_bytes(fields), row_bytes({n: self.fields[n] for n in fields}))
+
     def _fitting(self, make: "partial[Loader]", options: dict[str, Any], memory: int) -> Loader:
         """A loader that mixes as many sessions as memory allows."""
         options = {**options, "memory": max(1, memory - self.opening_bytes)}
         mixed = range(SESSIONS_MIXED, 0, -1) if self._window(1) is not None and not options.get("window") else (0,)
         for sessions in mixed:
             window = self._window(sessions) if sessions else options.get("window")
+            if sessions > 1 and self._least_bytes(window, options["columns"]) > options["memory"]:
+                continue
             try:
                 return make(**{**options, "window": window})
             except BudgetExceeded as error:

@@ -91,6 +91,11 @@ class Layout:
         return os.path.join(self.beta_folder, "ncsnr.nii.gz")
 
     @property
+    def version(self) -> str:
+        """``subj01/func1pt8mm/betas_fithrf_GLMdenoise_RR``."""
+        return f"{self.name}/{self.space}/{self.betas}"
+
+    @property
     def prepared(self) -> str:
         """Where copies for training are kept: beside the release, never inside it."""
         return os.path.join(self.root, "penstock", self.name, self.space, self.betas)

@@ -10,8 +10,9 @@ from 0): the rows of its pictures and of its betas.
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Literal
 
 import numpy as np
@@ -84,7 +85,7 @@ def get_dataloaders(
     root: str | os.PathLike[str] | None = None,
     backend: Backend = "auto",
     memory: int | str | None = None,
-    split: str = "mindeye1",
+    split: str | None = None,
     image_size: int | None = 256,
     on_error: OnError = "raise",
     **options: Any,
@@ -95,7 +96,7 @@ def get_dataloaders(
     backend:     "tar" or "hdf5"; "auto" takes the shards that ``train_url`` names or ``root`` holds, else the release
     voxels_key:  "nsdgeneral.npy", "wholebrain_3d.npy" (whole volumes), or from the release any region: "V1.npy"
     memory:      shared by both loaders: three quarters for training, one quarter for validation
-    split:       from the release: its "train" and "test" parts
+    split:       from the release: whose "train" and "test" parts; "mindeye1" by default
     image_size:  height and width of pictures, 256 as in MindEye's shards; None delivers them as stored (425 in the
                  release)
     on_error:    "skip" leaves out files that cannot be opened and samples that cannot be read
@@ -104,12 +105,14 @@ def get_dataloaders(
 
     ``num_devices``, ``num_workers`` and ``cache_dir`` are accepted and not needed: threads read, inside ``memory``.
     """
-    folder, subj = None if root is None else os.fspath(root), checks.whole("subj", subj, least=1)
+    _check_options(options)
+    folder, subj = None if root is None else checks.path("root", root), checks.whole("subj", subj, least=1)
     shards = None if folder is None else Shards.find(folder, subj)
     if _chosen(backend, folder, train_url, shards) == "tar":
         for_shards = {name: options.pop(name) for name in ("max_open_files",) if name in options}
-        if options:
-            raise ConfigError(f"{', '.join(options)}: only from the release; shards hold what they were made with")
+        of_release = [*options, *(["split"] if split is not None else [])]
+        if of_release:
+            raise ConfigError(f"{', '.join(of_release)}: only from the release; shards hold what they were made with")
         return mindeye.get_dataloaders(
             batch_size, image_var, train_url=train_url or (shards.train if shards else None),
             val_url=val_url or (shards.test if shards else None), meta_url=meta_url, num_train=num_train,
@@ -121,9 +124,10 @@ def get_dataloaders(
     nsd = NSD(folder, subj, **{name: options.pop(name) for name in ("space", "betas", "prepared") if name in options})
     names = mindeye.column_names(to_tuple, image_var)
     given = {
-        "reps": "stack", "zscore": "session", "dtype": "float16", "on_error": on_error,
+        "reps": "stack", "zscore": "session" if "voxels" in names else None, "dtype": "float16", "on_error": on_error,
         "images": Pictures(size=image_size, dtype="float32"), **_region(nsd, voxels_key, options), **options,
     }  # fmt: skip
+    split = "mindeye1" if split is None else split
     train, val = (_as_shards(nsd, names, image_var, f"{split}/{part}", given) for part in ("train", "test"))
     pair = mindeye.Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
     train_dl, val_dl = pair.loaders(
@@ -131,6 +135,16 @@ def get_dataloaders(
         set_aside=opening_bytes(len(nsd.trials)),
     )  # fmt: skip
     return train_dl, val_dl, len(train) if num_train is None else num_train, len(val) if num_val is None else num_val
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    known = {*signature(NSD.dataset).parameters, "space", "betas", "prepared"} - {"self", "columns", "split", "images"}
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"{', '.join(unknown)}: not an argument of get_dataloaders. to_tuple chooses columns, image_size the size "
+            f"of pictures; from the release it also takes {', '.join(sorted(known))}"
+        )
 
 
 def _region(nsd: NSD, voxels_key: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +155,7 @@ def _region(nsd: NSD, voxels_key: str, options: dict[str, Any]) -> dict[str, Any
         raise ConfigError(f"voxels_key={voxels_key!r}, roi={options['roi']!r}: both choose voxels; pass one of them")
     if voxels_key == WHOLE_KEY:
         return {"roi": None}
-    if not voxels_key.endswith(".npy"):
+    if not isinstance(voxels_key, str) or not voxels_key.endswith(".npy"):
         raise ConfigError(f"voxels_key={voxels_key!r}: expected {DEFAULT_KEY!r}, {WHOLE_KEY!r} or another region's")
     try:
         nsd.voxels(voxels_key.removesuffix(".npy"))

@@ -1,32 +1,38 @@
 """Sessions rewritten from the order in which they are stored into copies by trial, in bounded memory.
 
 A session is read once and written once, by ``penstock.conversion``: where it is stored by voxel, as many voxels of all
-its trials at a time as memory allows. Each copy gets its name when it is whole, and is not made again while its source
-stays the same. All sessions of a subject can share one file.
+its trials at a time as memory allows. The copies of all sessions are rows of one file. Its note lists those that are
+whole, and is renewed after each: preparing can stop at any moment, and goes on there. A session is not copied again
+while its source stays the same.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from penstock.base.sizes import format_size
 from penstock.conversion.fill import fill_rows
+from penstock.conversion.work import write_at
 from penstock.dataset.dataset import Dataset
-from penstock.errors import ConfigError, ConvertFailed
+from penstock.errors import ConfigError, ConvertFailed, SchemaMismatch
+from penstock.files import locks
 from penstock.files.atomic import atomic_write
-from penstock.formats.open import open_with
 from penstock.nsd.betas import Sessions
 from penstock.nsd.layout import FIELD
-from penstock.nsd.prepared import NOTE_VERSION, SUBJECT, VOLUMES, Note, Prepared, fingerprint
+from penstock.nsd.prepared import NOTE_VERSION, SUBJECT, VOLUMES, Prepared, fingerprint
 from penstock.nsd.regions import Voxels
 
 Report = Callable[[int, int], None]
+
+HEADER_BYTES = 128
+"""Of the npy file: enough for any number of rows, so that the file can grow."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,10 @@ class Job:
     def key(self) -> str:
         return VOLUMES if self.voxels is None else self.voxels.key
 
+    @property
+    def path(self) -> str:
+        return self.prepared.path(self.key, SUBJECT)
+
     def missing(self) -> list[int]:
         """Sessions without a current copy."""
         notes, paths = self.prepared.notes(self.key), self.stored.files.paths
@@ -53,162 +63,188 @@ class Job:
         return self.stored.files.paths.get(session, "").endswith(".nii.gz")
 
 
-def prepare(job: Job, *, one_file: bool, progress: Report) -> str:
+def prepare(job: Job, progress: Report) -> str:
     """Make the copies that do not exist yet; return their folder."""
-    folder = os.path.join(job.prepared.folder, job.key)
-    if one_file:
-        _put_into_one_file(job, progress)
-        return folder
-    todo, each = job.missing(), 0
-    if todo:
-        each = job.stored.trials * job.stored.chosen(todo[0], job.voxels).fields[FIELD].row_bytes
-        _make_room(folder, each * len(todo))
-    for done, session in enumerate(todo):
-
-        def report(bytes_: int, before: int = done * each) -> None:
-            progress(before + bytes_, len(todo) * each)
-
-        _copy_session(job, session, report)
+    folder = os.path.dirname(job.path)
+    if job.missing():
+        _make_folder(folder)
+        with _locked(job.path) as descriptor:
+            _copy(job, descriptor, progress)
     return folder
 
 
-def _copy_session(job: Job, session: int, report: Callable[[int], None]) -> None:
-    path = job.prepared.path(job.key, session)
-    with _written(path, f"session {session}") as part:
-        _fill(part, job, {session: job.stored.chosen(session, job.voxels)}, report)
-        _put_in_place(part, path)
-    _write_note(job.prepared.path(job.key, session, ".json"), {"version": NOTE_VERSION, **_entry(job, session)})
-
-
-def _entry(job: Job, session: int) -> dict[str, Any]:
-    """What is noted of a session that was copied just now."""
-    source = job.stored.files.paths[session]
-    return {
-        "source": fingerprint(source, job.prepared.files), "trials": job.stored.trials, "reversed": job.stored.reversed,
-        "voxels": "all" if job.voxels is None else job.voxels.name, "made of": os.path.basename(source),
-    }  # fmt: skip
-
-
-def _put_into_one_file(job: Job, progress: Report) -> None:
-    """All copies of these voxels in one file, in the order of sessions; what there was before is then removed."""
-    prepared, key = job.prepared, job.key
-    todo, notes, path = job.missing(), prepared.notes(key), prepared.path(key, SUBJECT)
-    if not todo and all(note.path == path for note in notes.values()):
-        _remove_single_files(prepared, key, notes)  # of a call that was interrupted
+def _copy(job: Job, descriptor: int, progress: Report) -> None:
+    todo = job.missing()
+    if not todo:  # another process made them meanwhile
         return
-    parts = {session: _rows_of(job, note) for session, note in notes.items() if session not in todo}
-    parts |= {session: job.stored.chosen(session, job.voxels) for session in todo}
-    parts = dict(sorted(parts.items()))
-    bytes_ = sum(len(part) * part.fields[FIELD].row_bytes for part in parts.values())
-    _make_room(os.path.dirname(path), bytes_)
-    with _written(path, "the file of all sessions") as part:
-        _fill(part, job, parts, lambda done: progress(done, bytes_))
-        with suppress(OSError):
-            os.unlink(prepared.path(key, SUBJECT, ".json"))  # the new file is not what the old note describes
-        _put_in_place(part, path)
-    entries, first = {}, 0
-    for session, rows in parts.items():
-        kept = _kept_entry(notes[session]) if session not in todo else _entry(job, session)
-        entries[str(session)] = {**kept, "first": first}
-        first += len(rows)
-    _write_note(prepared.path(key, SUBJECT, ".json"), {"version": NOTE_VERSION, "sessions": entries})
-    _remove_single_files(prepared, key, parts)
+    file = _File(job, todo, descriptor)
+    each = file.trials * file.row_bytes
+    _check_room(job.path, each * sum(session not in file.entries for session in todo))
+    with _explained(job.path, file):
+        first_rows = file.make_room(todo)
+        for done, session in enumerate(todo):
+            rows = job.stored.chosen(session, job.voxels)
+
+            def report(bytes_: int, before: int = done * each) -> None:
+                progress(before + bytes_, len(todo) * each)
+
+            file.fill(session, rows, first_rows[session], report)
+            source = job.stored.files.paths[session]
+            about = {"source": fingerprint(source, job.prepared.files), "made of": os.path.basename(source)}
+            file.add(session, {**about, "reversed": job.stored.reversed, "first": first_rows[session]})
+            _remove_own_file(job.prepared, job.key, session)
 
 
-def _kept_entry(note: Note) -> dict[str, Any]:
-    return {"source": note.source, "trials": note.trials, "reversed": note.reversed}
+class _File:
+    """The file of all sessions, while nobody else writes to it. What its note lists is whole."""
 
+    def __init__(self, job: Job, todo: Sequence[int], descriptor: int) -> None:
+        self.job, self.descriptor, self.path = job, descriptor, job.path
+        self.note = job.prepared.path(job.key, SUBJECT, ".json")
+        spec = job.stored.chosen(todo[0], job.voxels).fields[FIELD]
+        self.trials, self.dtype, self.shape, self.row_bytes = job.stored.trials, spec.dtype, spec.shape, spec.row_bytes
+        self.entries: dict[int, dict[str, Any]] = job.prepared.entries(job.key, SUBJECT)
+        others = {entry.get("of", job.prepared.of) for entry in self.entries.values()} - {job.prepared.of}
+        if others:
+            raise ConfigError(
+                f"{self.path}: holds copies of {', '.join(others)}; name another folder for {job.prepared.of}: "
+                f"NSD(…, prepared=folder)"
+            )
+        self.offset = self._check_header() if self.entries else HEADER_BYTES
 
-def _rows_of(job: Job, note: Note) -> Dataset:
-    """The copy of a session, wherever it is."""
-    whole = open_with(job.stored.handles, note.path, [FIELD])
-    return whole.select(np.arange(note.first, note.first + note.trials))
+    def _check_header(self) -> int:
+        """Where rows begin in the file that is there."""
+        there = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        if (there.dtype, there.shape[1:]) != (self.dtype, self.shape):
+            raise SchemaMismatch(
+                f"{self.path}: has rows of {there.dtype} {there.shape[1:]}, but the sessions have {self.dtype} "
+                f"{self.shape}; remove the file and its note to copy all sessions again"
+            )
+        return int(there.offset)
 
+    @property
+    def rows(self) -> int:
+        """Up to the last row of a whole copy."""
+        return max((int(entry["first"]) + self.trials for entry in self.entries.values()), default=0)
 
-def _fill(part: str, job: Job, sessions: Mapping[int, Dataset], report: Callable[[int], None]) -> None:
-    """A npy file of some sessions, one after another."""
-    spec = next(iter(sessions.values())).fields[FIELD]
-    shape = (sum(len(rows) for rows in sessions.values()), *spec.shape)
-    values = np.lib.format.open_memmap(part, "w+", spec.dtype, shape)
-    offset, first = int(values.offset), 0
-    _take_room(part)
-    for session, rows in sessions.items():
-        done = first * spec.row_bytes
-        if rows.store.blocks is not None and job.is_one_stream(session):
-            at = np.arange(len(rows))
-            rows.store.read_into(at, at, {FIELD: values[first : first + len(rows)]})
-            report(done + len(rows) * spec.row_bytes)
+    def make_room(self, sessions: Sequence[int]) -> dict[int, int]:
+        """The first row of each session. Disk space is reserved, so that a full disk is found now."""
+        if not self.entries.keys().isdisjoint(sessions):  # outdated copies, whose rows are free from now on
+            self._write_note({number: entry for number, entry in self.entries.items() if number not in sessions})
+        used = {int(entry["first"]) for entry in self.entries.values()}
+        free = (first for first in count(0, self.trials) if first not in used)
+        first_rows = {session: next(free) for session in sessions}
+        rows = max(self.rows, *(first + self.trials for first in first_rows.values()))
+        begin, end = self._place(min(first_rows.values())), self._place(rows)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.descriptor, begin, end - begin)
+        os.ftruncate(self.descriptor, end)
+        self._write_header(rows)
+        return first_rows
+
+    def fill(self, session: int, rows: Dataset, first: int, report: Callable[[int], None]) -> None:
+        """Write the trials of a session, from this row on."""
+        if rows.store.blocks is not None and self.job.is_one_stream(session):
+            goal = np.memmap(
+                self.path, self.dtype, mode="r+", offset=self._place(first), shape=(len(rows), *self.shape)
+            )
+            rows.store.read_into(np.arange(len(rows)), np.arange(len(rows)), {FIELD: goal})
+            goal.flush()
+            report(len(rows) * self.row_bytes)
         else:
-            fill_rows(rows, part, offset + done, limit_bytes=job.limit_bytes, report=_after(done, report))
-        first += len(rows)
-    values.flush()
+            fill_rows(rows, self.path, self._place(first), limit_bytes=self.job.limit_bytes, report=report)
+
+    def add(self, session: int, entry: dict[str, Any]) -> None:
+        """Note a session as whole, once it is on the disk."""
+        os.fsync(self.descriptor)
+        voxels = "all" if self.job.voxels is None else self.job.voxels.name
+        about = {"of": self.job.prepared.of, "trials": self.trials, "voxels": voxels}
+        self._write_note({**self.entries, session: {**entry, **about}})
+
+    def cut(self) -> None:
+        """Remove what is not whole."""
+        if self.entries:
+            self._write_header(self.rows)
+            os.ftruncate(self.descriptor, self._place(self.rows))
+        else:
+            os.unlink(self.path)
+
+    def _place(self, row: int) -> int:
+        return self.offset + row * self.row_bytes
+
+    def _write_header(self, rows: int) -> None:
+        write_at(self.descriptor, memoryview(npy_header(self.dtype, (rows, *self.shape), self.offset)), 0)
+
+    def _write_note(self, entries: Mapping[int, dict[str, Any]]) -> None:
+        self.entries = dict(sorted(entries.items()))
+        with atomic_write(self.note, mode=0o644, durable=True) as file:
+            note = {"version": NOTE_VERSION, "sessions": {str(number): each for number, each in self.entries.items()}}
+            file.write(json.dumps(note, indent=1).encode())
 
 
-def _after(before: int, report: Callable[[int], None]) -> Callable[[int], None]:
-    return lambda done: report(before + done)
+def npy_header(dtype: np.dtype, shape: tuple[int, ...], length: int) -> bytes:
+    """The header of a npy file, padded to a length."""
+    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    text = repr(about).encode()
+    return b"\x93NUMPY\x01\x00" + (length - 10).to_bytes(2, "little") + text.ljust(length - 11) + b"\n"
 
 
 @contextmanager
-def _written(path: str, what: str) -> Iterator[str]:
-    """A file beside ``path`` to write; removed where that fails."""
-    part = f"{path}.part"
+def _locked(path: str) -> Iterator[int]:
+    """A descriptor of the file, which is made where it is not there; one process at a time."""
+    with open(path, "ab"):
+        pass
+    with open(path, "r+b", buffering=0) as file:
+        if locks.is_taken(file.fileno()) or not os.fstat(file.fileno()).st_nlink:
+            raise ConvertFailed(
+                f"{path}: another process is preparing the same voxels; wait until it has ended, and prepare again for "
+                f"what it did not copy"
+            )
+        try:
+            yield file.fileno()
+        finally:
+            about = os.fstat(file.fileno())
+            if about.st_size == 0 and about.st_nlink:  # nothing came of it
+                os.unlink(path)
+
+
+@contextmanager
+def _explained(path: str, file: _File) -> Iterator[None]:
+    """Remove what is not whole where preparing fails, and say so."""
     try:
-        yield part
+        yield
     except BaseException as error:
         with suppress(OSError):
-            os.unlink(part)
+            file.cut()
         cause = error.__cause__ if isinstance(error, ConvertFailed) else error
         if not isinstance(cause, OSError):
             raise
         raise ConvertFailed(
-            f"{path}: {what} could not be written ({cause.strerror or cause}, errno {cause.errno}). Copies that were "
-            f"whole before are kept: make room, and prepare again to continue"
+            f"{path}: could not be written ({cause.strerror or cause}, errno {cause.errno}). Copies that were whole "
+            f"before are kept: make room, and prepare again to continue"
         ) from error
 
 
-def _remove_single_files(prepared: Prepared, key: str, sessions: Iterable[int]) -> None:
-    """Remove the own files of sessions that are in the file of all sessions."""
-    for session in sessions:
-        for suffix in (".json", ".npy"):
-            with suppress(FileNotFoundError):
-                os.unlink(prepared.path(key, session, suffix))
+def _remove_own_file(prepared: Prepared, key: str, session: int) -> None:
+    """Remove a copy of the session alone, as earlier versions made it: it is older."""
+    for suffix in (".json", ".npy"):
+        with suppress(FileNotFoundError):
+            os.unlink(prepared.path(key, session, suffix))
 
 
-def _make_room(folder: str, bytes_: int) -> None:
+def _make_folder(folder: str) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{folder}: cannot be made ({error.strerror}); name another place: NSD(…, prepared=folder)"
         ) from error
-    free = shutil.disk_usage(folder).free
+
+
+def _check_room(path: str, bytes_: int) -> None:
+    free = shutil.disk_usage(os.path.dirname(path)).free
     if free < bytes_:
         raise ConvertFailed(
-            f"{folder}: the copies take {format_size(bytes_)}, and {format_size(free)} are free; make room, prepare "
+            f"{path}: the copies take {format_size(bytes_)}, and {format_size(free)} are free; make room, prepare "
             f"fewer sessions or voxels, or name another place: NSD(…, prepared=folder)"
         )
-
-
-def _write_note(path: str, note: dict[str, object]) -> None:
-    try:
-        with atomic_write(path, mode=0o644, durable=True) as file:
-            file.write(json.dumps(note, indent=1).encode())
-    except OSError as error:
-        raise ConvertFailed(
-            f"{path}: the note could not be written ({error.strerror or error}, errno {error.errno}). Copies that were "
-            f"whole before are kept: make room, and prepare again to continue"
-        ) from error
-
-
-def _take_room(part: str) -> None:
-    """Reserve disk space before writing through a mapping, where a full disk would end the process."""
-    if hasattr(os, "posix_fallocate"):
-        with open(part, "r+b", buffering=0) as file:
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-
-
-def _put_in_place(part: str, path: str) -> None:
-    """Give a file its name once it is on the disk."""
-    with open(part, "r+b", buffering=0) as file:
-        os.fsync(file.fileno())
-    os.replace(part, path)

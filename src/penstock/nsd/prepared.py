@@ -1,8 +1,8 @@
 """Copies of sessions by trial: where they are, and whether they still match their source.
 
-A copy is a ``.npy`` of int16 with a row per trial. Sessions have a file each, or share one file per subject. A note
-beside each file says what it was made of. The note is written last: where there is a note, the copy is whole. A copy
-whose source has changed is not used, and a warning says so.
+A copy is rows of a ``.npy`` of int16, one per trial. The sessions of a subject share one file; in earlier versions each
+had its own. A note beside the file says what it was made of. The note is written last: copies that it lists are whole.
+A copy whose source has changed is not used, and a warning says so.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +67,9 @@ class Copy:
 class Prepared:
     """The copies of one subject, in one folder: a folder per set of voxels."""
 
-    def __init__(self, folder: str, files: Files | None = None) -> None:
-        self.folder, self.files = folder, files
+    def __init__(self, folder: str, of: str, files: Files | None = None) -> None:
+        self.folder, self.of, self.files = folder, of, files
+        """``of`` names subject, space and version of betas: copies of others are not used."""
 
     def sessions(self) -> set[int]:
         """Sessions with any copy."""
@@ -86,17 +88,15 @@ class Prepared:
         folder = os.path.join(self.folder, key)
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         stems = [name.removesuffix(".json") for name in names if name.endswith(".json") and name != f"{SUBJECT}.json"]
-        found = self._entries(key, SUBJECT)
-        for stem in stems:
-            found.update(self._entries(key, stem))
+        found: dict[int, Note] = {}
+        for stem in (SUBJECT, *stems):
+            with suppress(KeyError, ValueError, TypeError):
+                entries = {n: each for n, each in self.entries(key, stem).items() if each.get("of", self.of) == self.of}
+                found |= {number: _note(self.path(key, stem), entry) for number, entry in entries.items()}
         return dict(sorted(found.items()))
 
-    def note(self, key: str, session: int) -> Note | None:
-        """The copy of one session."""
-        return self._entries(key, f"session{session:02d}").get(session) or self._entries(key, SUBJECT).get(session)
-
-    def _entries(self, key: str, stem: str) -> dict[int, Note]:
-        """What one note says: of one session, or of all sessions of the subject."""
+    def entries(self, key: str, stem: str) -> dict[int, dict[str, Any]]:
+        """What one note says, by session: of one session, or of all sessions of the subject."""
         if not os.path.isfile(self.path(key, stem)):
             return {}
         try:
@@ -105,7 +105,7 @@ class Prepared:
             if note["version"] != NOTE_VERSION:
                 return {}
             entries = note["sessions"] if stem == SUBJECT else {stem.removeprefix("session"): note}
-            return {int(session): _note(self.path(key, stem), entry) for session, entry in entries.items()}
+            return {int(session): entry for session, entry in entries.items()}
         except (Unavailable, OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
@@ -113,31 +113,9 @@ class Prepared:
         """Whether the source is as it was. Without its source, a copy is used as it is."""
         return source is None or note.source == fingerprint(source, self.files)
 
-    def find(self, session: int, voxels: Voxels | None, source: str | None, handles: Files) -> Copy | None:
-        """A session's copy with these voxels: a copy of just these voxels, or of whole volumes."""
-        if voxels is not None and (note := self._usable(voxels.key, session, source)):
-            return _copy(note, open_with(handles, note.path, [FIELD]))
-        note = self._usable(VOLUMES, session, source)
-        if note is None:
-            return None
-        whole = open_with(handles, note.path, [FIELD])
-        if voxels is None:
-            return _copy(note, whole)
-        shape = whole.fields[FIELD].shape
-        part = elements(shape, stored_numbers(voxels, shape, reverse=note.reversed))
-        return _copy(note, whole.select_within(FIELD, part))
-
-    def _usable(self, key: str, session: int, source: str | None) -> Note | None:
-        note = self.note(key, session)
-        if note is None or self.is_current(note, source):
-            return note
-        warnings.warn(
-            f"{note.path}: was made of {source} before that file changed; prepare again, or remove the copy. Session "
-            f"{session} is read from its source",
-            Stale,
-            stacklevel=4,
-        )
-        return None
+    def copies(self, voxels: Voxels | None, handles: Files) -> "Copies":
+        """The copies that hold these voxels: of just these, or of whole volumes."""
+        return Copies(self, voxels, handles)
 
     def _keys(self) -> list[str]:
         return sorted(os.listdir(self.folder)) if os.path.isdir(self.folder) else []
@@ -147,8 +125,40 @@ def _note(path: str, entry: Mapping[str, Any]) -> Note:
     return Note(path, str(entry["source"]), int(entry["trials"]), bool(entry["reversed"]), int(entry.get("first", 0)))
 
 
-def _copy(note: Note, dataset: Dataset) -> Copy:
-    return Copy(dataset, note.path, note.first, note.trials)
+class Copies:
+    """The copies that hold some voxels, found session by session. Notes are read once, and each file is opened once."""
+
+    def __init__(self, prepared: Prepared, voxels: Voxels | None, handles: Files) -> None:
+        self._prepared, self._voxels, self._handles = prepared, voxels, handles
+        keys = [VOLUMES] if voxels is None else [voxels.key, VOLUMES]
+        self._notes = {key: prepared.notes(key) for key in keys}
+        self._opened: dict[str, Dataset] = {}
+
+    def find(self, session: int, source: str | None) -> Copy | None:
+        """A session's copy; None where there is none that matches its source."""
+        for key, notes in self._notes.items():
+            note = notes.get(session)
+            if note is None:
+                continue
+            if self._prepared.is_current(note, source):
+                return Copy(self._open(key, note), note.path, note.first, note.trials)
+            warnings.warn(
+                f"{note.path}: was made of {source} before that file changed; prepare again, or remove the copy. "
+                f"Session {session} is read from its source",
+                Stale,
+                stacklevel=4,
+            )
+        return None
+
+    def _open(self, key: str, note: Note) -> Dataset:
+        if note.path not in self._opened:
+            whole = open_with(self._handles, note.path, [FIELD])
+            if key == VOLUMES and self._voxels is not None:
+                shape = whole.fields[FIELD].shape
+                part = elements(shape, stored_numbers(self._voxels, shape, reverse=note.reversed))
+                whole = whole.select_within(FIELD, part)
+            self._opened[note.path] = whole
+        return self._opened[note.path]
 
 
 def stored_numbers(voxels: Voxels, shape: tuple[int, ...], *, reverse: bool) -> np.ndarray:

@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch
 from penstock.files.retry import open_for_parser
 from penstock.nsd.layout import Layout
 from penstock.nsd.libraries import load_nifti, nifti_shape
+from penstock.nsd.parsed import parsed
 
 Region = str | os.PathLike[str] | np.ndarray | Sequence[Any] | None
 Order = Literal["nifti", "hdf5"]
@@ -114,7 +115,7 @@ def _above_ceiling(layout: Layout, found: _Found | None, least: float) -> _Found
         raise ConfigError(f"min_ncsnr={checks.shown(least)}: expected a number, such as 0.2")
     if not os.path.isfile(layout.noise_ceiling):
         raise Missing(f"min_ncsnr={least}: {layout.noise_ceiling} is not there; fetch it, or leave min_ncsnr out")
-    good = np.nan_to_num(load_nifti(layout.noise_ceiling), nan=-np.inf) >= least
+    good = np.nan_to_num(_values(layout.noise_ceiling), nan=-np.inf) >= least
     if found is None:
         return _Found(good, os.path.basename(layout.noise_ceiling))
     if found.mask.shape != good.shape:
@@ -128,14 +129,29 @@ def volume_shape(layout: Layout) -> tuple[int, ...] | None:
     """X, Y, Z of any volume of the subject; None where there is no volume."""
     for path in (layout.brainmask, *sorted(glob.glob(os.path.join(glob.escape(layout.regions), "*.nii.gz")))):
         if os.path.isfile(path):
-            return nifti_shape(path)
+            return _shape(path)
     return None
+
+
+def _shape(path: str) -> tuple[int, ...]:
+    return tuple(parsed(path, "shape", lambda path: {"shape": np.array(nifti_shape(path))})["shape"].tolist())
+
+
+def _values(path: str) -> np.ndarray:
+    return parsed(path, "volume", lambda path: {"volume": _compact(load_nifti(path))})["volume"]
+
+
+def _compact(volume: np.ndarray) -> np.ndarray:
+    """Labels as whole numbers of two bytes; other values as they are."""
+    with np.errstate(invalid="ignore"):
+        labels = volume.astype(np.int16)
+    return labels if np.array_equal(labels, volume) else volume
 
 
 def _load(layout: Layout, path: str) -> np.ndarray:
     """The labels in a region's file, which must be of the subject's own space."""
-    volume = load_nifti(path)
-    if os.path.isfile(layout.brainmask) and volume.shape != (expected := nifti_shape(layout.brainmask)):
+    volume = _values(path)
+    if os.path.isfile(layout.brainmask) and volume.shape != (expected := _shape(layout.brainmask)):
         raise SchemaMismatch(
             f"{path}: has shape {volume.shape}, but {layout.brainmask} has {expected}: it belongs to another space or "
             f"subject"
@@ -192,7 +208,7 @@ def _named(layout: Layout, name: str, *, is_path: bool) -> _Found:
     if is_path or os.path.sep in name or name.endswith((".nii", ".nii.gz")):
         raise Missing(f"roi={name!r}: no such file")
     if name == "brainmask":
-        return _Found(load_nifti(layout.brainmask) > 0, os.path.basename(layout.brainmask))
+        return _Found(_values(layout.brainmask) > 0, os.path.basename(layout.brainmask))
     region, _, label = name.partition(":")
     files = _files(layout, region)
     if files:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from penstock.base import checks
+from penstock.base.dtypes import is_float
 from penstock.base.sizes import MiB
 from penstock.dataset.composition import from_arrays
 from penstock.dataset.dataset import Dataset, OnError
@@ -15,7 +16,7 @@ from penstock.dataset.gather import NO_ROW
 from penstock.dataset.store import digest
 from penstock.errors import ConfigError, Missing
 from penstock.nsd import behaviour, zscore
-from penstock.nsd.betas import OneBlock, Sessions
+from penstock.nsd.betas import HeldSessions, Sessions
 from penstock.nsd.layout import FIELD, SCALE
 from penstock.nsd.regions import Voxels
 from penstock.nsd.repetitions import Padding, Reps, by_picture, neighbours, stacked
@@ -75,7 +76,7 @@ class Wanted:
         checks.one_of("zscore_when", self.zscore_when, ("before", "after"))
         if self.zscore not in ("session", "run", "train", None):
             raise ConfigError(f'zscore={self.zscore!r}: expected "session", "run", "train" or None')
-        if self.zscore is not None and self.dtype.kind != "f":
+        if self.zscore is not None and not is_float(self.dtype):
             raise ConfigError(f"dtype={self.dtype}: z-scores need a float; leave zscore out for numbers as stored")
         if self.zscore is not None and not set(OF_VOXELS) & set(self.columns):
             raise ConfigError(f"zscore={self.zscore!r}: without voxels among the columns there is nothing to normalize")
@@ -83,6 +84,10 @@ class Wanted:
             raise ConfigError(
                 f'zscore_when="after": normalizes the means of pictures, so it goes with reps="mean" and '
                 f'zscore="train"; here reps={self.reps!r} and zscore={self.zscore!r}'
+            )
+        if not isinstance(self.extra, Mapping):
+            raise ConfigError(
+                f"extra={checks.shown(self.extra)}: expected arrays by name, such as {{'clip': 'clip.npy'}}"
             )
         if not isinstance(self.context, Sequence) or len(self.context) != 2 or not all(map(_is_count, self.context)):
             raise ConfigError(f"context={self.context!r}: expected how many trials before and how many after: (3, 2)")
@@ -168,45 +173,68 @@ class Samples:
             return self._base.gather(around[name == "future_voxels"], absent="zeros")
         if self.lines is None:
             return self._base if len(self.rows) == len(self._base) else self._base.select(self.rows)
-        base = self._any_trial(self._base)
+        base, lines = self._trials_of_pictures()
         if self.wanted.reps == "random":
             return base if len(self.rows) == len(base) else base.select(self.rows)
         if self.wanted.reps == "stack":
-            return base.gather(stacked(self.lines, self.wanted.padding))
-        means = base.gather(self.lines, mean=True)
-        return self._normalized_means(means, base) if self.wanted.zscore_when == "after" else means
+            return base.gather(stacked(lines, self.wanted.padding))
+        means = base.gather(lines, mean=True)
+        return self._normalized_means(means) if self.wanted.zscore_when == "after" else means
 
-    def _any_trial(self, base: Dataset) -> Dataset:
-        """Samples need trials of several sessions. Where a session can only be read whole, all are read together."""
-        return base if base.store.blocks is None else Dataset(OneBlock(base.delivered))
+    def _trials_of_pictures(self) -> tuple[Dataset, np.ndarray]:
+        """The trials that show the pictures, and which of them show each one.
+
+        Pictures need trials of several sessions: sessions that can only be read whole are held in memory.
+        """
+        assert self.lines is not None
+        if self._stored.store.blocks is None:
+            return self._base, self.lines
+        rows = np.unique(self.lines[self.lines != NO_ROW])
+        chosen = self._stored.select(rows)
+        held = chosen if chosen.store.blocks is None else Dataset(HeldSessions(chosen.store))
+        return self._scaled(held, rows), np.where(self.lines == NO_ROW, NO_ROW, np.searchsorted(rows, self.lines))
+
+    @cached_property
+    def _stored(self) -> Dataset:
+        """A row per trial of the chosen sessions, as stored."""
+        return self.nsd.betas(self.wanted.voxels, self.choice.sessions, stored=self.stored)
 
     @cached_property
     def _base(self) -> Dataset:
-        """A row per trial of the chosen sessions, in percent of signal change or as z-scores.
+        return self._scaled(self._stored, np.arange(len(self._stored)))
+
+    def _scaled(self, base: Dataset, rows: np.ndarray) -> Dataset:
+        """Stored trials, which are these rows of the chosen sessions, in percent of signal change or as z-scores.
 
         Both are computed while a batch is filled: whole numbers are what is stored, and kept in memory.
         """
-        base = self.nsd.betas(self.wanted.voxels, self.choice.sessions, stored=self.stored)
         stored, dtype = base.fields[FIELD].dtype, self.wanted.dtype
         if self.wanted.zscore is None or self.wanted.zscore_when == "after":
             if dtype.kind in "iu":
+                if not np.can_cast(stored, dtype):
+                    raise ConfigError(f"dtype={dtype}: cannot hold all values of {stored}, as which voxels are stored")
                 return base if dtype == stored else base.cast(FIELD, dtype)
             dtype = dtype if self.wanted.zscore is None else np.dtype(np.float32)
             return base.cast(FIELD, dtype, divisor=SCALE if stored.kind in "iu" else 1)
         groups = self._groups(self.wanted.zscore)
+        moments = self._moments(groups)
+        return base.normalize(FIELD, moments.mean, moments.spread, groups[rows], dtype)
+
+    def _moments(self, groups: np.ndarray) -> zscore.Moments:
+        """Of the groups that are used."""
         used = np.unique(groups[self.choice.rows])
         fitted_on = self.wanted.fitted_on[np.isin(groups[self.wanted.fitted_on], used)]
-        moments = self._fitted(base, fitted_on, groups)
+        moments = self._fitted(self._stored, fitted_on, groups)
         self._check_fitted(moments, used, groups)
-        return base.normalize(FIELD, moments.mean, moments.spread, groups, dtype)
+        return moments
 
-    def _normalized_means(self, means: Dataset, base: Dataset) -> Dataset:
+    def _normalized_means(self, means: Dataset) -> Dataset:
         """Means of pictures as z-scores, fitted on the means of the pictures for fitting, as brain-diffuser does."""
         lines = by_picture(np.asarray(self.trials["stim_id"]), self.wanted.fitted_on)
         if not len(lines):
             raise ConfigError('zscore="train": there is no trial to fit it on; pass zscore_fit="all", or booleans')
-        if base.store.blocks is None:
-            fitted_on = base.gather(lines, mean=True)
+        if self._base.store.blocks is None:
+            fitted_on = self._base.gather(lines, mean=True)
             moments = self._fitted(fitted_on, np.arange(len(lines)), np.zeros(len(lines), np.int64), ddof=1)
         else:
             moments = self._fitted_means(lines)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.base.dtypes import checked_dtype
+from penstock.base import checks
+from penstock.base.dtypes import checked_dtype, is_float
 from penstock.base.urls import is_remote
 from penstock.dataset.composition import from_arrays
 from penstock.dataset.dataset import Dataset
@@ -40,6 +41,12 @@ class Pictures:
     source: str | os.PathLike[str] | None = None
     size: int | None = None
     dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.source is not None:
+            checks.path("images", self.source)
+        if self.size is not None:
+            checks.whole("images: size", self.size, least=1)
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ def _converted(pictures: Dataset, wanted: Pictures) -> Dataset:
         pictures = pictures.map(Resize(wanted.size, last))
     dtype = stored if wanted.dtype is None else checked_dtype(wanted.dtype, argument="images: dtype")
     if dtype != stored:
-        if dtype.kind != "f":
+        if not is_float(dtype):
             raise ConfigError(f"images: dtype={wanted.dtype!r}: they are stored as {stored}; expected that, or a float")
         divisor = 255 if stored == np.uint8 else 1
         pictures = pictures.cast("image", dtype, divisor=divisor)
@@ -195,7 +202,12 @@ def _json(path: str) -> Any:
 
 def _keyed(name: str, values: Mapping[Any, Any], stimuli: np.ndarray) -> tuple[Dataset, np.ndarray]:
     """Numbers, arrays or texts by stim_id; texts become UTF-8 padded with zeros, see ``text``."""
-    by_number = {int(key): value for key, value in values.items()}
+    try:
+        by_number = {int(key): value for key, value in values.items()}
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"extra: {name!r}: keys {list(values)[:3]!r}: expected the numbers of pictures (stim_id)"
+        ) from None
     shown = np.unique(stimuli)
     absent = [int(number) for number in shown if int(number) not in by_number]
     if absent:

@@ -21,7 +21,7 @@ from penstock.nsd.betas import SessionFiles, Sessions, chosen_sessions, ranges, 
 from penstock.nsd.dataset import COLUMNS, NSDDataset
 from penstock.nsd.layout import BETAS, STIMULI, SUBJECTS, Layout
 from penstock.nsd.prepare import Job, prepare
-from penstock.nsd.prepared import Copy, Prepared
+from penstock.nsd.prepared import Copies, Copy, Prepared
 from penstock.nsd.regions import Order, Region, Voxels, find_voxels, region_names, volume_shape
 from penstock.nsd.repetitions import Padding, Reps
 from penstock.nsd.samples import Choice, Samples, Wanted, Where, booleans, matching
@@ -43,7 +43,7 @@ class NSD:
     subject:    1 to 8
     space:      "func1pt8mm" or "func1mm"; surfaces (fsaverage, nativesurface) are not read
     betas:      the version, by its name or as "b1", "b2", "b3"
-    prepared:   where ``prepare`` keeps its copies; by default a folder ``penstock`` in the root
+    prepared:   where ``prepare`` keeps its copies of this subject and version; by default in ``penstock`` in the root
     remote:     how to reach a bucket: ``penstock.remote.ranges.RemoteOptions``
     cache_dir:  a folder for copies of a bucket's files; betas and pictures are copied there too, when they are read
     """
@@ -60,7 +60,16 @@ class NSD:
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         subject = checks.whole("subject", subject, least=1, most=len(SUBJECTS))
-        self.layout = Layout(absolute(os.fspath(root)), subject, space, BETAS.get(betas, betas))
+        place = absolute(checks.path("root", root))
+        if (inner := Layout.of_folder(place)).root != place:
+            raise ConfigError(
+                f"root={place!r}: is the folder of one version of betas. Pass NSD({inner.root!r}, {inner.subject}, "
+                f"{inner.space!r}, {inner.betas!r}), or NSDDataset with this folder"
+            )
+        for argument, name in (("space", space), ("betas", betas)):
+            if not isinstance(name, str):
+                raise ConfigError(f"{argument}={checks.shown(name)}: expected the name of a folder of the release")
+        self.layout = Layout(place, subject, space, BETAS.get(betas, betas))
         self.stimuli: str | None = None
         """The address of the pictures, in a bucket."""
         self._remote, self._cache_dir = remote, None if cache_dir is None else os.path.abspath(cache_dir)
@@ -73,7 +82,8 @@ class NSD:
             raise Missing(f"{self.layout.root}: no such folder; expected the one that holds nsddata_betas and nsddata")
         else:
             self._files = SessionFiles.find(self.layout)
-        self._prepared = Prepared(self.layout.prepared if prepared is None else absolute(os.fspath(prepared)), files)
+        place = self.layout.prepared if prepared is None else absolute(checks.path("prepared", prepared))
+        self._prepared = Prepared(place, self.layout.version, files)
         self.sessions: tuple[int, ...] = tuple(sorted({*self._files.paths, *self._prepared.sessions()}))
         """The sessions on disk."""
         if not self.sessions:
@@ -186,10 +196,11 @@ class NSD:
     ) -> Dataset:
         """``betas`` as stored, a row per row of ``trials`` (of these sessions): what ``prepare`` made, or raw."""
         stored = self._stored() if stored is None else stored
+        known = self._prepared.copies(voxels, stored.handles)
         parts: list[Dataset] = []
         copies: list[Copy] = []
         for session in self.sessions if sessions is None else sessions:
-            copy = self._copy(session, voxels, stored)
+            copy = self._copy(session, voxels, known)
             if copy is not None and copies and copy.path != copies[-1].path:
                 parts, copies = [*parts, _together(copies)], []
             if copy is not None:
@@ -200,9 +211,9 @@ class NSD:
         parts += [_together(copies)] if copies else []
         return parts[0] if len(parts) == 1 else concat(parts)
 
-    def _copy(self, session: int, voxels: Voxels | None, stored: Sessions) -> Copy | None:
+    def _copy(self, session: int, voxels: Voxels | None, known: Copies) -> Copy | None:
         source = self._files.paths.get(session)
-        copy = self._prepared.find(session, voxels, source, stored.handles)
+        copy = known.find(session, source)
         if copy is None and source is None:
             name = "whole volumes" if voxels is None else voxels.name
             raise Missing(
@@ -276,7 +287,7 @@ class NSD:
         wanted = Wanted(
             columns=tuple(columns), voxels=voxels, reps=reps, padding=stack_padding, context=context, zscore=zscore,
             zscore_when=zscore_when, fitted_on=self._fitted_on(zscore_fit, zscore, split, split_seed, choice),
-            dtype=checked_dtype(dtype, argument="dtype"), extra=extra or {}, on_error=on_error,
+            dtype=checked_dtype(dtype, argument="dtype"), extra={} if extra is None else extra, on_error=on_error,
             pictures=images if isinstance(images, Pictures) else Pictures(images),
         )  # fmt: skip
         return NSDDataset.of(Samples(self, stored, choice, wanted), left_out)
@@ -286,9 +297,10 @@ class NSD:
     ) -> tuple[tuple[int, ...], tuple[DataError, ...]]:
         """The sessions that can be opened, and why the others cannot."""
         errors: dict[int, DataError] = {}
+        known = self._prepared.copies(voxels, stored.handles)
         for session in sessions:
             try:
-                if self._copy(session, voxels, stored) is None:
+                if self._copy(session, voxels, known) is None:
                     stored.chosen(session, voxels)
             except DataError as error:
                 errors[session] = error
@@ -304,20 +316,18 @@ class NSD:
         voxel_order: Order = "nifti",
         sessions: Iterable[int] | None = None,
         memory: int | str = "256MiB",
-        one_file: bool = False,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> str:
         """Copy sessions by trial, for these voxels (None: whole volumes), so that each trial can be read by itself.
 
-        One pass, in bounded memory. It can be interrupted and resumed: sessions that were copied are not copied again.
-        ``dataset`` uses the copies from then on, for as long as their sources stay the same. ``one_file`` puts all
-        copies of these voxels into one file. Returns the folder; ``progress`` is called with the bytes done and the
-        bytes in all.
+        One pass, in bounded memory, into one file for all sessions, ``subject.npy``. It can be interrupted and resumed:
+        sessions that were copied are not copied again. ``dataset`` uses the copies from then on, for as long as their
+        sources stay the same. Returns the folder; ``progress`` is called with the bytes done and the bytes in all.
         """
         voxels = self.voxels(roi, min_ncsnr=min_ncsnr, order=voxel_order)
         wanted = chosen_sessions(sessions, list(self._files.paths), self._files.folder)
         job = Job(self._stored(), self._prepared, voxels, wanted, parse_size(memory, argument="memory"))
-        return prepare(job, one_file=checks.flag("one_file", one_file), progress=progress)
+        return prepare(job, progress)
 
     def _choice(self, sessions: Sequence[int], split: Any, seed: int, where: Where) -> Choice:
         """The trials that are asked for, among those of the chosen sessions."""
@@ -373,10 +383,13 @@ def _together(copies: Sequence[Copy]) -> Dataset:
 
 def subjects(root: str | os.PathLike[str], space: str = "func1pt8mm", betas: str = "b3") -> list[int]:
     """Subjects with betas in this space and version, or with copies of them."""
-    layouts = [Layout(absolute(os.fspath(root)), subject, space, BETAS.get(betas, betas)) for subject in SUBJECTS]
+    place = absolute(checks.path("root", root))
+    layouts = [Layout(place, subject, space, BETAS.get(betas, betas)) for subject in SUBJECTS]
     return [each.subject for each in layouts if _has_sessions(each)]
 
 
 def _has_sessions(layout: Layout) -> bool:
     files = SessionFiles.find(layout)
-    return bool(files.paths and files.folder != layout.root) or bool(Prepared(layout.prepared).sessions())
+    return bool(files.paths and files.folder != layout.root) or bool(
+        Prepared(layout.prepared, layout.version).sessions()
+    )

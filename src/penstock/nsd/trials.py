@@ -7,9 +7,9 @@ trials that it does not have come from the design, without behaviour.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from penstock.errors import Corrupt, Missing, SchemaMismatch
 from penstock.nsd.layout import REPS, RUNS, SESSIONS, Layout
 from penstock.nsd.libraries import loadmat, needed
+from penstock.nsd.parsed import Columns, parsed
 
 BEHAVIOUR = (
     "TIME", "ISOLD", "ISCORRECT", "RT", "CHANGEMIND", "MEMORYRECENT", "MEMORYFIRST", "ISOLDCURRENT",
@@ -24,6 +25,8 @@ BEHAVIOUR = (
 )  # fmt: skip
 """Columns of ``responses.tsv`` that are in the table, in lower case."""
 
+NUMBERED = ("SESSION", "RUN", "TRIAL", "73KID", "10KID")
+"""Columns of ``responses.tsv`` that number trials and pictures."""
 INFO_COLUMNS = ("cocoId", "nsdId", "shared1000")
 SHARED = 1000
 
@@ -35,45 +38,24 @@ class Sources:
     layout: Layout
 
     @cached_property
-    def design(self) -> Mapping[str, np.ndarray] | None:
+    def design(self) -> Columns | None:
         """``nsd_expdesign.mat``, as plain whole numbers."""
         path = self.layout.design
-        if not os.path.isfile(path):
-            return None
-        found = loadmat(path)
-        for name in ("masterordering", "subjectim", "sharedix"):
-            if name not in found:
-                raise Corrupt(f"{path}: no {name!r} in it, but {', '.join(found)}; fetch it again")
-        # Stored in small types, in which sums would overflow.
-        return {name: np.asarray(value).astype(np.int64) for name, value in found.items() if value.dtype.kind in "iuf"}
+        return parsed(path, "design", _parse_design) if os.path.isfile(path) else None
 
     @cached_property
-    def responses(self) -> Any:
-        """``responses.tsv`` as a DataFrame, or None."""
+    def responses(self) -> Columns | None:
+        """``responses.tsv``: its columns of numbers."""
         path = self.layout.responses
-        if not os.path.isfile(path):
-            return None
-        found = _table(path, sep="\t")
-        for name in ("SESSION", "RUN", "TRIAL", "73KID", "10KID"):
-            if name not in found:
-                raise Corrupt(f"{path}: no column {name!r} in it, but {', '.join(found.columns)}; fetch it again")
-        return found
+        return parsed(path, "responses", _parse_responses) if os.path.isfile(path) else None
 
     @cached_property
-    def stim_info(self) -> Any:
-        """``nsd_stim_info_merged.csv`` as a DataFrame ordered by nsdId, or None."""
-        path = self.layout.stim_info
+    def stim_info(self) -> Columns | None:
+        """``nsd_stim_info_merged.csv``: ``cocoId`` and ``shared1000`` by picture, ``pictures`` (from 0) by trial."""
+        path, subject = self.layout.stim_info, self.layout.subject
         if not os.path.isfile(path):
             return None
-        subject = f"subject{self.layout.subject}_rep"
-        found = _table(path, usecols=lambda name: name in INFO_COLUMNS or name.startswith(subject))
-        for name in ("cocoId", "nsdId", "shared1000"):
-            if name not in found:
-                raise Corrupt(f"{path}: no column {name!r} in it, but {', '.join(found.columns)}; fetch it again")
-        found = found.sort_values("nsdId").reset_index(drop=True)
-        if not np.array_equal(found["nsdId"], np.arange(len(found))):
-            raise Corrupt(f"{path}: nsdId does not run from 0 to {len(found) - 1:,}; fetch it again")
-        return found
+        return parsed(path, f"pictures of subject {subject}", partial(_parse_stim_info, subject))
 
     def planned(self) -> dict[str, np.ndarray]:
         """0-based picture of each planned trial, by the file that lists them."""
@@ -81,25 +63,22 @@ class Sources:
         if self.design is not None:
             ordering = self.design["masterordering"].reshape(-1)
             found[self.layout.design] = self.design["subjectim"][self.layout.subject - 1, ordering - 1] - 1
-        if self.stim_info is not None and f"subject{self.layout.subject}_rep0" in self.stim_info:
-            reps = [self.stim_info[f"subject{self.layout.subject}_rep{rep}"] for rep in range(REPS)]
-            trials = np.stack([np.asarray(rep, np.int64) for rep in reps], axis=1)
-            pictures = np.full(int(trials.max()), -1, np.int64)
-            shown = trials > 0
-            pictures[trials[shown] - 1] = np.broadcast_to(np.arange(len(trials))[:, None], trials.shape)[shown]
-            found[self.layout.stim_info] = pictures
+        if self.stim_info is not None and "pictures" in self.stim_info:
+            found[self.layout.stim_info] = self.stim_info["pictures"]
         return found
 
     @cached_property
     def answered(self) -> int:
         """Trials in ``responses.tsv``."""
-        return 0 if self.responses is None else len(self.responses)
+        return 0 if self.responses is None else len(self.responses["SESSION"])
 
     @cached_property
     def sessions_answered(self) -> int:
         """Sessions that ``responses.tsv`` has whole."""
-        counts = np.bincount(np.asarray(self.responses["SESSION"], np.int64)) if self.answered else np.zeros(1)
-        return int((counts == counts.max()).sum()) if counts.any() else 0
+        if self.responses is None or not self.answered:
+            return 0
+        counts = np.bincount(np.asarray(self.responses["SESSION"], np.int64))
+        return int((counts == counts.max()).sum())
 
     def shared(self, pictures: np.ndarray) -> np.ndarray:
         """Whether each trial showed a shared picture, given the picture of each trial."""
@@ -107,8 +86,9 @@ class Sources:
         if self.design is not None:
             found[self.layout.design] = np.isin(pictures, self.design["sharedix"].reshape(-1) - 1)
         if self.stim_info is not None:
-            found[self.layout.stim_info] = np.asarray(self.stim_info["shared1000"]).astype(bool)[pictures]
+            found[self.layout.stim_info] = self.stim_info["shared1000"][pictures]
         if not found:
+            assert self.responses is not None, "one of the three lists the pictures"
             return np.asarray(self.responses["10KID"] <= SHARED)[: len(pictures)]
         (first, shared), *others = found.items()
         for other, theirs in others:
@@ -132,22 +112,53 @@ class SessionLength:
 
 def read_trials(sources: Sources, sessions: Sequence[int], session: SessionLength) -> Any:
     """A DataFrame with a row per trial of these sessions, in the order of the betas."""
-    table = read_all_trials(sources, sessions, session)
-    table = table[table["session"].isin(list(sessions))].reset_index(drop=True)
-    counts = table.groupby("stim_id")["stim_id"].transform("size")
-    table.insert(table.columns.get_loc("rep") + 1, "n_reps", counts)
-    return table
+    whole = _columns(sources, sessions, session)
+    here = np.isin(whole["session"], list(sessions))
+    found = {name: values[here] for name, values in whole.items()}
+    counts = np.bincount(found["stim_id"])[found["stim_id"]]
+    after = list(found).index("rep") + 1
+    names = [*list(found)[:after], "n_reps", *list(found)[after:]]
+    return needed("pandas").DataFrame({name: found.get(name, counts) for name in names})
 
 
 def read_all_trials(sources: Sources, sessions: Sequence[int], session: SessionLength) -> Any:
     """A DataFrame with a row per trial that was answered or is in these sessions; row numbers are ``global_trial``."""
+    return needed("pandas").DataFrame(_columns(sources, sessions, session))
+
+
+def _columns(sources: Sources, sessions: Sequence[int], session: SessionLength) -> dict[str, np.ndarray]:
+    """The table as plain arrays: pandas takes longer to add a column than to make a table."""
     count = max(sources.answered, max(sessions) * session.trials)
-    table = _table_of(sources, _pictures(sources, count, session), session.trials)
-    for name in BEHAVIOUR if sources.responses is not None else ():
-        if name in sources.responses:
-            table[name.lower()] = np.full(count, np.nan)
-            table.loc[: sources.answered - 1, name.lower()] = np.asarray(sources.responses[name], np.float64)
-    return table
+    pictures, trial = _pictures(sources, count, session), np.arange(count)
+    runs, in_run = _runs(sources, count, session.trials)
+    info = {} if sources.stim_info is None else {"cocoId": sources.stim_info["cocoId"][pictures]}
+    answers = {
+        name.lower(): np.concatenate([values, np.full(count - sources.answered, np.nan)])
+        for name, values in (sources.responses or {}).items()
+        if name in BEHAVIOUR
+    }
+    return {
+        "subject": np.full(count, sources.layout.subject),
+        "session": trial // session.trials + 1,
+        "run": runs,
+        "trial_in_run": in_run,
+        "trial_in_session": trial % session.trials,
+        "global_trial": trial,
+        "stim_id": pictures,
+        **info,
+        "rep": _shown_before(pictures),
+        "shared1000": sources.shared(pictures),
+        **answers,
+    }
+
+
+def _shown_before(pictures: np.ndarray) -> np.ndarray:
+    """How often the picture of each trial was shown before it."""
+    order = np.argsort(pictures, kind="stable")
+    begins = np.flatnonzero(np.diff(pictures[order], prepend=-1))
+    before = np.empty_like(order)
+    before[order] = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
+    return before
 
 
 def planned_trials(sources: Sources, per_session: int) -> Any:
@@ -168,32 +179,11 @@ def planned_trials(sources: Sources, per_session: int) -> Any:
     return needed("pandas").DataFrame(columns)
 
 
-def _table_of(sources: Sources, pictures: np.ndarray, per_session: int) -> Any:
-    trial = np.arange(len(pictures))
-    runs, in_run = _runs(sources, len(pictures), per_session)
-    table = needed("pandas").DataFrame(
-        {
-            "subject": sources.layout.subject,
-            "session": trial // per_session + 1,
-            "run": runs,
-            "trial_in_run": in_run,
-            "trial_in_session": trial % per_session,
-            "global_trial": trial,
-            "stim_id": pictures,
-        }
-    )
-    if sources.stim_info is not None:
-        table["cocoId"] = np.asarray(sources.stim_info["cocoId"])[pictures]
-    table["rep"] = table.groupby("stim_id").cumcount()
-    table["shared1000"] = sources.shared(pictures)
-    return table
-
-
 def _pictures(sources: Sources, count: int, session: SessionLength) -> np.ndarray:
     """0-based picture of each trial; all files that list it must agree."""
     found, layout = sources.planned(), sources.layout
     if sources.responses is not None:
-        _check_responses(sources, session)
+        _check_responses(sources.responses, layout.responses, session)
         found = {layout.responses: np.asarray(sources.responses["73KID"], np.int64) - 1, **found}
     if not found:
         raise Missing(
@@ -223,13 +213,13 @@ def _pictures(sources: Sources, count: int, session: SessionLength) -> np.ndarra
     return pictures
 
 
-def _check_responses(sources: Sources, session: SessionLength) -> None:
-    sessions = np.asarray(sources.responses["SESSION"], np.int64)
+def _check_responses(responses: Columns, path: str, session: SessionLength) -> None:
+    sessions = np.asarray(responses["SESSION"], np.int64)
     expected = np.arange(len(sessions)) // session.trials + 1
     if not np.array_equal(sessions, expected):
         row = int(np.argmin(sessions == expected))
         raise SchemaMismatch(
-            f"{sources.layout.responses}: row {row} belongs to session {sessions[row]}, but {session.path} has "
+            f"{path}: row {row} belongs to session {sessions[row]}, but {session.path} has "
             f"{session.trials} trials per session, so it should be session {expected[row]}; one of the two files is "
             f"not whole"
         )
@@ -246,6 +236,45 @@ def _runs(sources: Sources, count: int, per_session: int) -> tuple[np.ndarray, n
         runs[:answered] = np.asarray(sources.responses["RUN"], np.int64)[:answered]
         in_run[:answered] = np.asarray(sources.responses["TRIAL"], np.int64)[:answered]
     return runs, in_run
+
+
+def _parse_design(path: str) -> Columns:
+    found, wanted = loadmat(path), ("masterordering", "subjectim", "sharedix")
+    _check_names(path, wanted, found)
+    # Stored in small types, in which sums would overflow.
+    return {name: np.asarray(found[name]).astype(np.int64) for name in wanted}
+
+
+def _parse_responses(path: str) -> Columns:
+    found = _table(path, sep="\t")
+    _check_names(path, NUMBERED, found)
+    columns = {name: found[name].to_numpy() for name in (*NUMBERED, *BEHAVIOUR) if name in found}
+    for name, values in columns.items():
+        if values.dtype.kind not in "biuf":
+            raise Corrupt(f"{path}: column {name!r} has other values than numbers; fetch it again")
+    return columns
+
+
+def _parse_stim_info(subject: int, path: str) -> Columns:
+    reps = tuple(f"subject{subject}_rep{rep}" for rep in range(REPS))
+    found = _table(path, usecols=lambda name: name in (*INFO_COLUMNS, *reps))
+    _check_names(path, INFO_COLUMNS, found)
+    found = found.sort_values("nsdId")
+    if not np.array_equal(found["nsdId"], np.arange(len(found))):
+        raise Corrupt(f"{path}: nsdId does not run from 0 to {len(found) - 1:,}; fetch it again")
+    columns = {"cocoId": found["cocoId"].to_numpy(np.int64), "shared1000": found["shared1000"].to_numpy(bool)}
+    if reps[0] in found:
+        trials = np.stack([found[rep].to_numpy(np.int64) for rep in reps], axis=1)
+        columns["pictures"] = np.full(int(trials.max()), -1, np.int64)
+        picture, rep = np.nonzero(trials > 0)
+        columns["pictures"][trials[picture, rep] - 1] = picture
+    return columns
+
+
+def _check_names(path: str, expected: Sequence[str], found: Iterable[str]) -> None:
+    absent = [name for name in expected if name not in found]
+    if absent:
+        raise Corrupt(f"{path}: no {absent[0]!r} in it, but {', '.join(found)}; fetch it again")
 
 
 def _table(path: str, **options: Any) -> Any:

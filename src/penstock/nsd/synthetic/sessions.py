@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.files.atomic import atomic_write
 from penstock.nsd.layout import Layout
 from penstock.nsd.libraries import needed
 from penstock.nsd.synthetic.scale import Scale
@@ -15,7 +16,7 @@ from penstock.nsd.synthetic.volumes import Anatomy
 
 Stored = Literal["voxel-major", "trial-major", "rechunked"]
 STORED = ("voxel-major", "trial-major", "rechunked")
-"""One time course a chunk, as released; contiguous trials; chunks of some trials and part of the volume, with gzip."""
+"""One time course per chunk, as released; contiguous trials; gzipped chunks of some trials and part of the volume."""
 
 Written = Literal["brain", "region", "nothing"]
 WRITTEN = ("brain", "region", "nothing")
@@ -124,12 +125,10 @@ def write_nifti_session(path: str, session: Session) -> None:
     header.set_zooms((1.8, 1.8, 1.8, 1.0))
     header.set_sform(np.diag([1.8, 1.8, 1.8, 1.0]), code=1)
     header["vox_offset"] = 352
-    part = f"{path}.part"
-    with open(part, "wb") as raw, gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0) as file:
+    with atomic_write(path, mode=0o644) as raw, gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0) as file:
         file.write(header.binaryblock + bytes(4))
         for trials in _groups(session):
             file.write(session.slab(trials, slice(None)).tobytes())
-    os.replace(part, path)
 
 
 def _groups(session: Session) -> list[np.ndarray]:
