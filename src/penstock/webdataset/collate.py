@@ -1,15 +1,36 @@
 """Samples -> a batch: numbers, arrays and tensors are stacked, everything else is listed."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from penstock.base.sizes import KiB
 from penstock.errors import SchemaMismatch
+from penstock.loader.rooms import Rooms
 from penstock.webdataset.pixels import Pixels
+from penstock.webdataset.run import Place
 
 Batch = Any
+
+ColumnRooms = defaultdict[Any, Rooms]
+"""Memory of earlier batches, by field."""
+
+ROOM_BYTES = 64 * KiB
+"""Less is not worth keeping."""
+
+
+def column_rooms(place: Place) -> ColumnRooms | None:
+    """Memory for the batches of a pass, shared if they are sent to another process; None where that cannot be."""
+    if not place.in_worker:
+        return defaultdict(partial(Rooms, is_shared=False))
+    from penstock.loader.pytorch import send_rooms
+
+    # Whoever waits for the next batch of a single worker still holds its last one.
+    return defaultdict(partial(Rooms, is_shared=True, is_patient=place.workers > 1)) if send_rooms() else None
 
 
 def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Batch:
@@ -27,7 +48,7 @@ class Stacking:
     So memory holds the batch, and not the batch and its samples.
     """
 
-    def __init__(self, most: int, rooms: Any = None) -> None:
+    def __init__(self, most: int, rooms: ColumnRooms | None = None) -> None:
         self._most, self._count, self._rooms = most, 0, rooms
         self._named = False
         self._fields: dict[Any, Any] = {}
@@ -42,19 +63,12 @@ class Stacking:
         if not self._count:
             self._named = isinstance(sample, dict)
             self._fields = {name: value if name == "__key__" else None for name, value in row.items()}
-            self._columns = {name: _Stack(name, self._most, self._room(name)) for name in row}
+            rooms = self._rooms
+            self._columns = {name: _Stack(name, self._most, None if rooms is None else rooms[name]) for name in row}
         _check_same(self._fields, row)
         for name, value in row.items():
             self._columns[name].append(value)
         self._count += 1
-
-    def _room(self, name: Any) -> Any:
-        """Memory of earlier batches of the same field."""
-        if self._rooms is None or sys.modules.get("torch") is None:
-            return None
-        from penstock.loader.pytorch import Rooms
-
-        return self._rooms.setdefault(name, Rooms())
 
     def batch(self) -> Batch:
         """The batch that ``default_collation_fn`` would make of the samples so far, which are then forgotten."""
@@ -64,57 +78,106 @@ class Stacking:
 
 
 class _Stack:
-    """The values of one field: in one array while their shapes and dtypes agree, otherwise in a list."""
+    """The values of one field: in one array while their shapes and dtypes agree, otherwise in a list.
 
-    def __init__(self, name: Any, most: int, rooms: Any) -> None:
+    Pictures that are not floats yet take a quarter of the memory. They wait until that of an earlier batch is free, but
+    not longer than until the batch is full.
+    """
+
+    def __init__(self, name: Any, most: int, rooms: Rooms | None) -> None:
         self._name, self._most, self._count, self._rooms = name, most, 0, rooms
         self._block: Any = None
         self._values: list[Any] = []
+        self._waiting: list[Pixels] = []
 
     def append(self, value: Any) -> None:
-        if isinstance(value, Pixels):
-            if self._block is not None and value.fits(self._block):
-                value.write(self._block, self._count)
-                self._count += 1
-                return
-            value = value.tensor()
+        is_picture = isinstance(value, Pixels)
+        if not (is_picture and self._append_picture(value)):
+            self._append_any(value.value() if is_picture else value)
+        self._count += 1
+
+    def _append_picture(self, picture: Pixels) -> bool:
+        """Whether it could join those before."""
+        if self._block is not None:
+            if not picture.fits(self._block):
+                return False
+            picture.write(self._block, self._count)
+            return True
+        if self._count > len(self._waiting) or (self._waiting and not picture.joins(self._waiting[0])):
+            return False
+        self._waiting.append(picture)
+        free = None if self._rooms is None else self._rooms.lend_early(self._most * picture.nbytes)
+        if free is not None:
+            self._write_waiting(free)
+        return True
+
+    def _write_waiting(self, memory: np.ndarray) -> None:
+        self._block = self._waiting[0].batch(memory)
+        for row, picture in enumerate(self._waiting):
+            picture.write(self._block, row)
+        self._waiting = []
+
+    def _append_any(self, value: Any) -> None:
         if not self._count:
             self._block = _block(value, self._most, self._rooms)
         if self._block is not None and not _alike(self._block, value):
             self._values = [_copy(self._block[place, ...]) for place in range(self._count)]
             self._block = None
+        self._values += [picture.value() for picture in self._waiting]
+        self._waiting = []
         if self._block is None:
             self._values.append(value)
         else:
-            self._block[self._count] = value
-        self._count += 1
+            _write(self._block, self._count, value)
 
     def taken(self) -> Any:
+        if self._waiting:
+            size = self._count * self._waiting[0].nbytes
+            self._write_waiting(_memory(size, self._rooms if self._count == self._most else None, late=True))
         block, values, self._block, self._values = self._block, self._values, None, []
         if block is None:
             return _column(self._name, values, combine_tensors=True, combine_scalars=True)
-        if self._count == self._most:
+        if self._count == len(block):
             return block
         return _copy(block[: self._count])  # a view would keep the whole block, and send it to other processes
 
 
-def _block(value: Any, rows: int, rooms: Any) -> Any:
+def _block(value: Any, rows: int, rooms: Rooms | None) -> Any:
     """Memory for so many values like this one; None if values of this kind are listed."""
     try:
         if type(value) is np.ndarray and not value.dtype.hasobject:
-            return np.empty((rows, *value.shape), value.dtype)
+            shape, size = (rows, *value.shape), rows * value.nbytes
+            return _memory(size, rooms).view(value.dtype).reshape(shape) if size else np.empty(shape, value.dtype)
         if _is_tensor(value):
-            from penstock.loader.pytorch import room_for
+            from penstock.loader.pytorch import is_plain, tensor_over
 
-            return room_for(value, rows, rooms)
+            shape = (rows, *value.shape)
+            return tensor_over(_memory(rows * value.nbytes, rooms), value.dtype, shape) if is_plain(value) else None
     except (
         MemoryError,
+        OSError,
         OverflowError,
         RuntimeError,
         ValueError,
     ):  # the batch size is only an upper limit, and may be huge
         pass
     return None
+
+
+def _memory(size: int, rooms: Rooms | None, *, late: bool = False) -> np.ndarray:
+    """Bytes for a column of a batch, which has begun, or of which all values have come."""
+    if rooms is None or size < ROOM_BYTES:
+        return np.empty(size, np.uint8)
+    return rooms.lend_late(size) if late else rooms.lend(size)
+
+
+def _write(block: Any, row: int, value: Any) -> None:
+    if type(block) is np.ndarray:
+        block[row] = value
+        return
+    from penstock.loader.pytorch import write_row
+
+    write_row(block, row, value)
 
 
 def _copy(values: Any) -> Any:

@@ -117,7 +117,7 @@ class PictureDecoder:
     """Decodes fields whose last extension is a picture's, and leaves the others alone."""
 
     defers = False
-    """Whether tensors of floats are left to the batch that they are put into."""
+    """Whether floats are left to be made in the batch that they are put into."""
 
     def __init__(self, mode: str, extensions: Collection[str], max_pixels: int) -> None:
         if mode not in PICTURE_MODES:
@@ -142,8 +142,10 @@ class PictureDecoder:
                 raise ConfigError(f'decode({self.mode!r}) gives tensors: pip install "penstock[torch]"') from None
             channels_first = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
             if form.floats and self.defers:
-                return Pixels(channels_first)
+                return Pixels(channels_first, is_tensor=True)
             return tensor(as_floats(channels_first) if form.floats else np.ascontiguousarray(channels_first))
+        if form.floats and self.defers:
+            return Pixels(pixels, is_tensor=False)
         return as_floats(pixels) if form.floats else pixels
 
 

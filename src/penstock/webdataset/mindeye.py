@@ -27,9 +27,9 @@ from penstock.base.sizes import format_size, parse_size
 from penstock.base.urls import is_remote, shown
 from penstock.dataset.dataset import Dataset, OnError
 from penstock.errors import BudgetExceeded, ConfigError, Corrupt, DataError, Missing, Unavailable
-from penstock.files.files import Files
+from penstock.files.files import Files, remote_files
 from penstock.files.retry import open_for_parser
-from penstock.formats.open import open
+from penstock.formats.open import open_with
 from penstock.loader.loader import Loader
 from penstock.webdataset.shards import expand_urls
 
@@ -80,26 +80,15 @@ def get_dataloaders(
         given = f"train_url={train_url!r}, val_url={val_url!r}"
         raise ConfigError(f"{given}: expected the shards of both, such as 'train_{{0..17}}.tar'")
     names = column_names(to_tuple, image_var)
-    options = {"cache_dir": cache_dir or None, "on_error": on_error}
-    train, val = (
-        _shards(url, names, image_var, voxels_key, image_size, {**options, "max_open_files": most})
-        for url, most in zip((train_url, val_url), share_open_files(max_open_files), strict=True)
-    )
+    files = remote_files(cache_dir or None, None, None, max_open=max_open_files)
+    opener = _Opener(files, on_error)
+    train, val = (_shards(url, names, image_var, voxels_key, image_size, opener) for url in (train_url, val_url))
     pair = Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
     train_dl, val_dl = pair.loaders(memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size)
     totals = _totals(meta_url) if meta_url is not None and None in (num_train, num_val) else {}
     counted_train = num_train if num_train is not None else totals.get("train", len(train))
     counted_val = num_val if num_val is not None else totals.get("val", len(val))
     return train_dl, val_dl, counted_train, counted_val
-
-
-def share_open_files(max_open_files: int | None) -> tuple[int | None, int | None]:
-    """How many files the training set and the validation set may hold open, so that it is as many together."""
-    if max_open_files is None:
-        return None, None
-    most = checks.whole("max_open_files", max_open_files)
-    for_val = most // 4 or most // 2
-    return most - for_val, for_val
 
 
 def column_names(to_tuple: Sequence[str], image_var: str) -> tuple[str, ...]:
@@ -169,33 +158,44 @@ def _shards(
     image_var: str,
     voxels_key: str,
     size: int | None,
-    options: dict[str, Any],
+    opener: "_Opener",
 ) -> Dataset:
     paths = expand_urls(url) if isinstance(url, str) else list(url)
     known = {**COLUMNS, "voxels": (voxels_key,), image_var: COLUMNS["images"]}
-    fields = {name: _first_present(paths, known.get(name, (name,)), options) for name in names}
+    fields = {name: _first_present(paths, known.get(name, (name,)), opener) for name in names}
     chosen = list(dict.fromkeys(fields.values()))
-    ds = open(paths, fields=chosen, **options)
+    ds = opener.dataset(paths, chosen)
     if image_var in names:
         # Asking for a size makes the reader look at every picture's header: only where the first has another size.
         if size is not None and ds.fields[fields[image_var]].shape[:2] != (size, size):
-            ds = open(paths, fields=chosen, size=size, **options)
+            ds = opener.dataset(paths, chosen, size)
         return ds.rename(**fields).cast(image_var, "float32", divisor=255).permute(image_var, 2, 0, 1)
     return ds.rename(**fields)
 
 
-def _first_present(paths: Sequence[str], fields: Sequence[str], options: dict[str, Any]) -> str:
+@dataclass(frozen=True)
+class _Opener:
+    """Opens shards through handles that training and validation share."""
+
+    files: Files
+    on_error: OnError
+
+    def dataset(self, paths: Sequence[str], fields: Sequence[str], size: int | None = None) -> Dataset:
+        return open_with(self.files, paths, fields, size=size, on_error=self.on_error)
+
+
+def _first_present(paths: Sequence[str], fields: Sequence[str], opener: _Opener) -> str:
     """The first of these fields that the shards have."""
     if len(fields) == 1:
         return fields[0]  # if that is missing, the error that follows names it
     for path in paths:
         for field in fields:
             try:
-                open(path, fields=[field], **{**options, "on_error": "raise"})
+                open_with(opener.files, path, [field])
             except Missing:
                 continue
             except DataError:
-                if options["on_error"] == "raise":
+                if opener.on_error == "raise":
                     raise
                 break  # with "skip", the next shard decides
             return field

@@ -19,7 +19,7 @@ from penstock.base.file_id import FileId
 from penstock.base.text_column import decoded
 from penstock.base.urls import is_remote, shown
 from penstock.errors import ConfigError, DataError, LimitExceeded, SourceError
-from penstock.files.compression import MAGIC_BYTES, Stream, name_compression
+from penstock.files.compression import MAGIC_BYTES, DecompressedStream, name_compression
 from penstock.files.files import Files
 from penstock.formats.tar.header import LINKS
 from penstock.formats.tar.samples import split_name
@@ -251,7 +251,7 @@ def _open_archive(shard: Shard, reading: Reading) -> Iterator[_Archive]:
         yield _Archive(name, Walk(Window(_Lent(file, files))), file, path, reading)
         return
     with opened(shard, files) as source:
-        yield _Archive(name, Walk(Stream(source, name, files.max_expansion)), None, path, reading)
+        yield _Archive(name, Walk(DecompressedStream(source, name, files.max_expansion)), None, path, reading)
 
 
 def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:

@@ -98,8 +98,8 @@ def gopen_error(url: str, mode: str = "rb", bufsize: int = 8192) -> NoReturn:
     )
 
 
-gopen_curl = gopen_remote
-gopen_ais = gopen_gsutil = gopen_hf = gopen_htgs = gopen_error
+gopen_curl = gopen_gsutil = gopen_hf = gopen_remote
+gopen_ais = gopen_htgs = gopen_error
 gopen_schemes.update({"__default__": gopen_error, "pipe": gopen_pipe}, **dict.fromkeys(SCHEMES, gopen_remote))
 BUILT_IN.update((gopen_error, gopen_pipe, gopen_remote))
 

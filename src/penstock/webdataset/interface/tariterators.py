@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.base.text_column import decoded
 from penstock.errors import ConfigError, PenstockError
-from penstock.files.compression import Stream
+from penstock.files.compression import DecompressedStream
 from penstock.files.files import Files
 from penstock.formats.tar.samples import split_name
 from penstock.formats.tar.walk import Walk
@@ -94,7 +94,7 @@ def tar_file_iterator(
     rename_files: Callable[[str], str] | None = None,
 ) -> Iterator[Member]:
     """The members of an open tar: dicts of ``fname`` and ``data``."""
-    walk = Walk(Stream(fileobj, str(getattr(fileobj, "name", "<stream>"))))
+    walk = Walk(DecompressedStream(fileobj, str(getattr(fileobj, "name", "<stream>"))))
     for entry in walk:
         name = decoded(entry.name)
         try:
