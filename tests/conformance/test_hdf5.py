@@ -126,11 +126,12 @@ def test_without_the_libraries_of_hdf5plugin(tmp_path: Path, dtype: str, monkeyp
 
 
 def test_fields_of_mixed_layouts_share_rows(tmp_path: Path) -> None:
+    """Also in a reader process, which has to find the filter of a file that it has not opened."""
     path = tmp_path / "large.h5"
     write(path, made((8, 5, 5), "u1"), THROUGH_H5PY["bitshuffle alone"], "group/images")
     write(path, np.arange(8, dtype="<i8"), {}, "labels")
     expected = {"group/images": through_h5py(path, "group/images"), "labels": through_h5py(path, "labels")}
-    check_store(lambda: ps.open(path).store, expected)
+    check_store(lambda: ps.open(path).store, expected, processes=1)
     assert list(ps.open(path, fields=["labels"]).fields) == ["labels"]
 
 

@@ -19,6 +19,7 @@ from zarr.storage import ZipStore
 import penstock as ps
 from penstock.dataset.extent_store import ExtentStore
 from penstock.formats.zarr.fallback import ZarrStore
+from penstock.read.codecs import Crc32c
 from penstock.testing import check_store
 
 DIRECT: dict[str, dict[str, Any]] = {
@@ -340,7 +341,33 @@ def test_small_shard_indices_can_be_dropped_and_read_again(tmp_path: Path, read_
     path = tmp_path / "a.zarr"
     values = made((12, 40), "<i2")
     write(path, values, {"chunks": (1, 10), "shards": (2, 40)})
-    read_policy(kept_shard_index_bytes=2 * 16 * 8)
+    read_policy(kept_shard_index_bytes=2 * 17 * 8)
     store = ps.open(path).store
-    assert store.index_bytes == 2 * 16 * 8
+    assert store.index_bytes == 2 * 17 * 8, "an offset, a length and a flag for each of eight chunks"
     check_store(lambda: ps.open(path).store, {"data": values})
+
+
+def test_chunks_of_a_shard_are_checked_once_while_the_file_stays_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_policy: Any
+) -> None:
+    path, values = tmp_path / "a.zarr", made((12, 40), "<i2")
+    write(path, values, {"chunks": (1, 40), "shards": (4, 40), "compressors": [Crc32cCodec()]})
+    read_policy(check_file_every_s=0)
+    lengths: list[int] = []
+    check = Crc32c.check
+    monkeypatch.setattr(
+        Crc32c, "check", lambda self, payload, stored: [lengths.append(len(payload)), check(self, payload, stored)]
+    )
+    ds = ps.open(path)
+    for _ in range(3):
+        np.testing.assert_array_equal(ds[:]["data"], values)
+    assert lengths.count(80) == 12
+    shard = path / "c" / "1" / "0"
+    flipped = bytearray(shard.read_bytes())
+    flipped[50] ^= 1
+    shard.write_bytes(flipped)
+    os.utime(shard, ns=(0, 0))
+    with pytest.raises(ps.errors.Changed):
+        ds[4:8]
+    with pytest.raises(ps.errors.Corrupt, match="crc32c"):
+        ps.open(path)[4:8]

@@ -12,7 +12,7 @@ from penstock.dataset.extent_store import ExtentStore
 from penstock.dataset.map import Mapped
 from penstock.dataset.memory import MemoryStore
 from penstock.dataset.rewrite import cast_fields, choose_fields
-from penstock.dataset.second_pass import Converted
+from penstock.dataset.second_pass import Recast
 from penstock.dataset.store import Store
 from penstock.errors import ConfigError, OutOfRange, SchemaMismatch
 from penstock.files.files import Files
@@ -88,15 +88,15 @@ CASES = {
         lambda a: {"b": a["betas"][PICKED], "l": a["label"][PICKED], "n": np.arange(5), "i": a["image"][PICKED[::-1]]},
     ),
     "converted": (
-        lambda a: Converted(MemoryStore(a), {"image": HALF, "label": Cast(F8)}),
+        lambda a: Recast(MemoryStore(a), {"image": HALF, "label": Cast(F8)}),
         lambda a: {**a, "image": a["image"].astype(F4) * F4.type(0.5) + F4.type(1), "label": a["label"].astype(F8)},
     ),
     "converted to half": (
-        lambda a: Converted(MemoryStore(a), {"image": Cast(F2, 1 / 255)}),
+        lambda a: Recast(MemoryStore(a), {"image": Cast(F2, 1 / 255)}),
         lambda a: {**a, "image": (a["image"].astype(F4) * F4.type(1 / 255)).astype(F2)},
     ),
     "converted twice": (
-        lambda a: cast_fields(Converted(MemoryStore(a), {"label": HALF}), {"label": Cast(F8, 4.0), "image": HALF}),
+        lambda a: cast_fields(Recast(MemoryStore(a), {"label": HALF}), {"label": Cast(F8, 4.0), "image": HALF}),
         lambda a: {
             **a,
             "image": a["image"].astype(F4) * F4.type(0.5) + F4.type(1),
@@ -260,10 +260,10 @@ def test_fingerprints_tell_what_differs():
         Joined({"a": Part(a, None, {"x": "image"})}),
         Joined({"a": Part(b, None, {"x": "betas"})}),
         Joined({"a": Part(a, np.arange(ROWS)[::-1].copy(), {"x": "betas"})}),
-        Converted(a, {"label": Cast(F4)}),
-        Converted(a, {"label": Cast(F8)}),
-        Converted(a, {"label": Cast(F4, 2.0)}),
-        Converted(a, {"label": Cast(F4, 1.0, 2.0)}),
+        Recast(a, {"label": Cast(F4)}),
+        Recast(a, {"label": Cast(F8)}),
+        Recast(a, {"label": Cast(F4, 2.0)}),
+        Recast(a, {"label": Cast(F4, 1.0, 2.0)}),
         Mapped(a, doubled),
         Mapped(b, doubled),
         Mapped(a, shifted),
@@ -298,7 +298,7 @@ class Watched(MemoryStore):
         lambda store: Subset(store, range(5)),
         lambda store: Concat([store]),
         lambda store: Joined({"a": Part(store, None, {name: name for name in store.fields})}),
-        lambda store: Converted(store, {"image": HALF}),
+        lambda store: Recast(store, {"image": HALF}),
         lambda store: Columns(store, {name: name for name in store.fields}),
     ],
     ids=["subset", "concat", "joined", "converted", "columns"],
@@ -327,7 +327,7 @@ def converts_in_a_second_pass(store):
     inside = [*getattr(store, "stores", ()), *(part.store for part in getattr(store, "parts", {}).values())]
     if hasattr(store, "store"):
         inside.append(store.store)
-    return isinstance(store, Converted) or any(map(converts_in_a_second_pass, inside))
+    return isinstance(store, Recast) or any(map(converts_in_a_second_pass, inside))
 
 
 @pytest.mark.parametrize(

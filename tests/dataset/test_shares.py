@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.base import scratch
 from penstock.base.spec import Cast
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.second_pass import Converted, Cropped, Padded, Permuted
+from penstock.dataset.second_pass import Cropped, Padded, Permuted, Recast
 from penstock.dataset.store import StoreBase
 from penstock.read import chunk_decode, chunk_groups, part
 
@@ -70,7 +70,7 @@ def normalized(ds: ps.Dataset, dtype: str = "float32") -> ps.Dataset:
 
 
 def padded_half(ds: ps.Dataset) -> StoreBase:
-    return Padded(Converted(normalized(ds.select(range(24))).store, {"x": HALF}), "x", 8, np.full(1, 3, np.float16))
+    return Padded(Recast(normalized(ds.select(range(24))).store, {"x": HALF}), "x", 8, np.full(1, 3, np.float16))
 
 
 HALF = Cast(np.dtype(np.float16), 0.5, 1.0)
@@ -82,7 +82,7 @@ WRAPPED: dict[str, Callable[[ps.Dataset], StoreBase]] = {
     "normalize to half": lambda ds: normalized(ds, "float16").store,
     "normalize, masked": lambda ds: ds.select_within("x", MASK).normalize("x", MEAN[MASK], SPREAD[MASK]).store,
     "second cast": lambda ds: ds.cast("x", "float32", scale=2).cast("x", "float16", offset=1).delivered,
-    "convert": lambda ds: Converted(ds.store, {"x": HALF}),
+    "convert": lambda ds: Recast(ds.store, {"x": HALF}),
     "permute": lambda ds: ds.permute("x", 1, 0).delivered,
     "permute, contiguous": lambda ds: ds.cast("x", "float16", scale=0.5).permute("x", 1, 0, contiguous=True).delivered,
     "normalize columns": lambda ds: ds.normalize("x", MEAN[0], SPREAD[0]).store,
@@ -168,7 +168,7 @@ def test_two_threads_of_a_loader_decode_one_block_together(
 def test_rows_of_one_number_that_a_library_reads(tmp_path: Path) -> None:
     values = np.arange(1, 7, dtype=np.uint8)
     zarr.create_array(tmp_path / "a.zarr", data=values, chunks=(6,), zarr_format=2, compressors=numcodecs.BZ2())
-    store = Converted(ps.open(tmp_path / "a.zarr").store, {"data": Cast(np.dtype(np.float32), 0.5)})
+    store = Recast(ps.open(tmp_path / "a.zarr").store, {"data": Cast(np.dtype(np.float32), 0.5)})
     out, rows = np.zeros(6, np.float32), np.arange(6)
     for share in range(SHARES):
         store.read(rows, rows, {"data": out}, (share, SHARES))

@@ -1,5 +1,6 @@
 """What is kept between runs is believed only where nobody else can have written it or put it there."""
 
+import errno
 import os
 
 import h5py
@@ -151,3 +152,20 @@ def _file(tmp_path):
 
 def _fetch(descriptor):
     os.ftruncate(descriptor, os.fstat(descriptor).st_size)
+
+
+def test_a_lock_is_taken_by_one_at_a_time(tmp_path, monkeypatch):
+    path = tmp_path / "locked"
+    path.touch()
+    with open(path, "r+b") as one, open(path, "r+b") as other:
+        assert not locks.is_taken(one.fileno())
+        assert locks.is_taken(other.fileno())
+        locks.unlock(one.fileno())
+        assert not locks.is_taken(other.fileno())
+
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "no locks on this file system")
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    with open(path, "r+b") as file:
+        assert not locks.is_taken(file.fileno()), "where there are no locks, nobody has one"

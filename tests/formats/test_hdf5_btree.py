@@ -61,7 +61,7 @@ def test_filters_that_chunks_skipped(tmp_path):
 @pytest.mark.parametrize("libver", ["v108", "latest"])
 def test_indices_of_other_kinds_are_left_to_the_library(tmp_path, libver):
     path = write(tmp_path / "a.h5", libver)
-    with pytest.raises(btree.NotUnderstood):
+    with pytest.raises(btree.IndexNotUnderstood):
         both(path)
     with h5py.File(path) as file:
         assert np.array_equal(ps.open(path)[:]["betas"], file["betas"])
@@ -98,7 +98,7 @@ def test_what_is_damaged_is_not_believed(tmp_path, at, new):
     path.write_bytes(data[: place + at] + new + data[place + at + len(new) :])
     with h5py.File(path) as file:
         found = StoredDataset(identify(str(path)), "betas", file["betas"], SHAPE, 0)
-        with pytest.raises(btree.NotUnderstood):
+        with pytest.raises(btree.IndexNotUnderstood):
             layout._by_nodes(found)
 
 
@@ -106,7 +106,7 @@ def test_more_chunks_than_there_can_be(tmp_path):
     path = write(tmp_path / "a.h5")
     with h5py.File(path) as file:
         betas, (header_at, _) = file["betas"], h5py.h5g.get_objinfo(file["betas"].id, b".").objno
-        with pytest.raises(btree.NotUnderstood, match="more chunks"):
+        with pytest.raises(btree.IndexNotUnderstood, match="more chunks"):
             list(btree.chunks(identify(str(path)), betas, header_at, (100, 30, 2)))
 
 

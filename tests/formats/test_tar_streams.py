@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, PenstockError, Truncated, Unavailable
-from penstock.files.compression import Stream
+from penstock.files.compression import DecompressedStream
 from penstock.formats.tar.walk import Walk
 
 NAMES = [
@@ -52,13 +52,13 @@ PLAIN = tar([(f"{number}.txt", contents(700, number)) for number in range(6)])
 
 def read(source):
     """All members with their content."""
-    walk = Walk(Stream(source, "x.tar"))
+    walk = Walk(DecompressedStream(source, "x.tar"))
     return [(entry.name.decode("utf-8", "surrogateescape"), walk.content(entry)) for entry in walk]
 
 
 def names(source):
     """All members, skipped."""
-    return [entry.name.decode("utf-8", "surrogateescape") for entry in Walk(Stream(source, "x.tar"))]
+    return [entry.name.decode("utf-8", "surrogateescape") for entry in Walk(DecompressedStream(source, "x.tar"))]
 
 
 class Dribble:
@@ -116,7 +116,7 @@ def test_folders_are_no_members_and_what_is_no_file_says_so():
         written.addfile(info, io.BytesIO(b"abc"))
     kinds = {"2.txt": "symbolic link to 'elsewhere'", "1.txt": "hard link to 'elsewhere'", "6.txt": "pipe",
              "3.txt": "device"}  # fmt: skip
-    walk = Walk(Stream(io.BytesIO(stream.getvalue()), "x.tar"))
+    walk = Walk(DecompressedStream(io.BytesIO(stream.getvalue()), "x.tar"))
     for entry in walk:
         if entry.is_file:
             assert (entry.name, walk.content(entry)) == (b"file.txt", b"abc")
@@ -133,7 +133,7 @@ def test_large_members_and_those_left_out(tmp_path):
     with path.open("rb") as source:
         assert read(source) == big
     with path.open("rb") as source:
-        walk = Walk(Stream(source, "big.tar"))
+        walk = Walk(DecompressedStream(source, "big.tar"))
         wanted = [(each.name.decode(), walk.content(each)) for each in walk if each.name != b"a.bin"]
     assert wanted == big[1:]
 
@@ -196,7 +196,7 @@ def test_every_cut_is_reported_after_what_came_before_it(reads, source):
     size = 512 + 1024  # of each member
     for cut in [*range(1, 6 * size, 333), *range(512, 6 * size + 1, 512)]:
         came = []
-        walk = Walk(Stream(source(PLAIN[:cut]), "x.tar"))
+        walk = Walk(DecompressedStream(source(PLAIN[:cut]), "x.tar"))
         with pytest.raises(Truncated, match=r"x\.tar, offset .*the file ends .*: fetch it again"):
             came.extend((entry.name.decode(), walk.content(entry) if reads else b"") for entry in walk)
         if reads:

@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.files.compression import Stream
+from penstock.files.compression import DecompressedStream
 from penstock.files.files import Files
 from penstock.files.handles import identify
 from penstock.formats.tar.walk import Walk, Window, WindowSizes
@@ -71,7 +71,7 @@ def test_files_and_streams_say_the_same(tmp_path, seed):
         data = bytes(damaged(archive(rng) + (archive(rng) if rng.random() < 0.3 else b""), rng))
         with open(path, "wb") as file:
             file.write(data)
-        streamed = outcome(Stream(io.BytesIO(data), path))
+        streamed = outcome(DecompressedStream(io.BytesIO(data), path))
         with Files(max_open=0).lend(identify(path)) as handle:
             assert outcome(Window(handle)) == outcome(Window(handle, SMALL)) == streamed
         errors.add(streamed[1])

@@ -39,12 +39,12 @@ def test_reading_an_index_takes_what_is_declared(sharded):
     files = Files()
     memory.prepare(sharded.scratch_bytes)
     try:
-        taken = traced(lambda: sharded._table(files, (0,) * len(sharded.grid.counts)))
+        taken = traced(lambda: sharded._index(files, (0,) * len(sharded.grid.counts)))
         assert memory.overflow_bytes() == 0
     finally:
         memory.release()
         files.close()
-    assert sharded.index.table_bytes <= taken <= sharded.index.table_bytes + 128 * KiB
+    assert sharded.index.kept_bytes <= taken <= sharded.index.kept_bytes + 128 * KiB
 
 
 def test_finding_chunks_takes_what_is_declared(sharded):

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import Corrupt
+from penstock.errors import Corrupt, Missing
 from penstock.files import saved as savedcolumns
 from penstock.files.handles import identify
+from penstock.formats import hdf5
 from penstock.formats.hdf5 import layout
-from penstock.read import saved_chunks
+from penstock.formats.hdf5.fallback import H5pyStore
+from penstock.read import codecs, saved_chunks
 from penstock.read.extents import NEVER_WRITTEN, KnownTable
 
 NAME = "betas"
@@ -129,6 +131,82 @@ def test_both_openings_know_the_same(small, folder):
             for pieces in (slice(None), np.array([7, 3, 3])):
                 for ours, theirs in zip(table.find(block, pieces), known.find(block, pieces), strict=True):
                     assert np.array_equal(ours, theirs)
+
+
+@pytest.fixture
+def without_h5py(monkeypatch):
+    """From its call on, opening a file with h5py fails."""
+
+    def refuse(*_):
+        raise AssertionError("h5py opened the file")
+
+    return lambda: monkeypatch.setattr(hdf5, "opened", refuse)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip", "shuffle": True}, {"fletcher32": True}], ids=str)
+@pytest.mark.parametrize("axis", [0, 2])
+def test_named_fields_are_opened_again_without_h5py(tmp_path, folder, read_policy, without_h5py, options, axis):
+    read_policy(save_table_from_chunks=1)
+    path = tmp_path / "named.h5"
+    values = voxel_major(path, (6, 5, 4, 3), **options)
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("other", data=np.zeros((6, 5, 4, 3)), chunks=(6, 5, 4, 3))
+    asked = {"fields": [NAME, "other"], "index_dir": folder, "row_axis": axis}
+    first = ps.open(path, **asked)
+    without_h5py()
+    second = ps.open(path, **asked)
+    assert np.array_equal(second[:][NAME], np.moveaxis(values, axis, 0))
+    assert second.fingerprint == first.fingerprint
+    for name in asked["fields"]:
+        ours, theirs = second.store._arrays[name], first.store._arrays[name]
+        assert ours.describe() == theirs.describe()
+        for fact in ("file", "spec", "stored_chunk", "remedy", "fill", "fill_text"):
+            assert getattr(ours, fact) == getattr(theirs, fact), fact
+    with pytest.raises(AssertionError, match="h5py opened the file"):
+        ps.open(path, fields=["betas", "absent"], index_dir=folder)
+    os.utime(path)
+    with pytest.raises(AssertionError, match="h5py opened the file"):
+        ps.open(path, **asked)
+
+
+def test_h5py_reads_again_what_no_decoder_reads_any_more(tmp_path, folder, read_policy, monkeypatch):
+    read_policy(save_table_from_chunks=1)
+    path = tmp_path / "packed.h5"
+    values = voxel_major(path, (6, 5, 4, 3), compression="gzip")
+    ps.open(path, fields=[NAME], index_dir=folder)
+    monkeypatch.setattr(codecs, "available", lambda codec: False)
+    ds = ps.open(path, fields=[NAME], index_dir=folder)
+    assert np.array_equal(ds[:][NAME], values)
+    assert isinstance(ds.store, H5pyStore)
+
+
+def test_chunks_that_were_never_written_are_named_each_time(tmp_path, folder, read_policy, without_h5py):
+    read_policy(save_table_from_chunks=1)
+    path = tmp_path / "holes.h5"
+    with h5py.File(path, "w") as file:
+        betas = file.create_dataset(NAME, (6, 4), "<i2", chunks=(3, 1), fillvalue=7)
+        betas[:3] = 1
+    asked = {"fields": [NAME], "index_dir": folder}
+    told = []
+    for _ in range(2):
+        with pytest.raises(Missing, match=r"4 of 8 chunks are there\); .* fill value 7") as refused:
+            ps.open(path, **asked)
+        told.append(str(refused.value))
+        without_h5py()
+    assert told[0] == told[1]
+    assert (ps.open(path, allow_fill=True, **asked)[:][NAME][3:] == 7).all()
+    assert len(ps.open(path, on_error="skip", **asked)) == 6
+
+
+def test_tables_of_earlier_versions_are_made_again(small, folder, walks, monkeypatch):
+    save = saved_chunks.save
+    monkeypatch.setattr(saved_chunks, "save", lambda *given, about, **options: save(*given, **options))
+    ps.open(small, fields=[NAME], index_dir=folder)
+    monkeypatch.setattr(saved_chunks, "save", save)
+    del walks[:]
+    for _ in range(2):
+        assert_opens(small, folder, fields=[NAME])
+    assert len(walks) == 1
 
 
 def test_a_file_worth_saving_is_saved_as_it_comes(large, folder, walks):

@@ -4,6 +4,7 @@ Numpy's numbers and booleans are accepted. True is not a number, and a text or a
 """
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import Parameter, signature
@@ -71,6 +72,13 @@ def names(argument: str, value: Any) -> tuple[str, ...]:
         if all(isinstance(name, str) for name in found):
             return found
     raise ConfigError(f"{argument}={shown(value)}: expected a tuple of names")
+
+
+def path(argument: str, value: Any) -> str:
+    """A path or an address, as a text."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{argument}={shown(value)}: expected a path")
+    return os.fspath(value)
 
 
 def explains_arguments(

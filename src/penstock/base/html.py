@@ -1,12 +1,11 @@
 """What notebooks show in place of ``repr``: small tables of HTML. Every text is escaped: names come from files."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; all cells are plain text."""
-    head = "".join(f"<th style='text-align:left'>{escape(each)}</th>" for each in headings)
+    head = "".join(f"<th style='text-align:left'>{_escape(each)}</th>" for each in headings)
     return (
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(_row(map(_cell, row)) for row in rows)}</tbody></table>"
     )
@@ -31,7 +30,7 @@ def share_table(rows: Sequence[tuple[str, int, str, str]], whole: int) -> str:
 
 def paragraph(text: str) -> str:
     """Text with its line breaks."""
-    return f"<p>{escape(text).replace(chr(10), '<br/>')}</p>"
+    return f"<p>{_escape(text).replace(chr(10), '<br/>')}</p>"
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -39,7 +38,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _cell(value: object) -> str:
-    return f"<td style='text-align:left'>{escape(str(value))}</td>"
+    return f"<td style='text-align:left'>{_escape(str(value))}</td>"
 
 
 def _bar(share: float) -> str:
@@ -48,3 +47,9 @@ def _bar(share: float) -> str:
         "<td style='text-align:left'><div style='width:12em'>"
         f"<div style='background:#0b6bcb;height:0.8em;width:{percent:.1f}%'></div></div></td>"
     )
+
+
+def _escape(text: str) -> str:
+    from html import escape  # with a table of all entities: only where HTML is shown
+
+    return escape(text)

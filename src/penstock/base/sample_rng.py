@@ -25,6 +25,6 @@ def read_for(seed: int, epoch: int) -> None:
     _mine.seed, _mine.epoch = seed, epoch
 
 
-def generator(row: int) -> np.random.Generator:
+def generator(row: int) -> "np.random.Generator":
     """The random numbers of one row in the current epoch."""
     return np.random.default_rng([_mine.seed, _mine.epoch, row, _PURPOSE])

@@ -19,6 +19,9 @@ import numpy as np
 
 ALIGNMENT = 64
 
+LARGE_PAGE = 2 << 20
+CAN_RETURN_PAGES = hasattr(mmap, "MADV_HUGEPAGE")  # Linux: the only system where pages go at once
+
 
 def aligned(bytes_: int) -> int:
     """Rounded up to a cache line."""
@@ -35,6 +38,30 @@ def buffer(bytes_: int) -> np.ndarray:
     else:
         block = mmap.mmap(-1, size)
     return np.frombuffer(block, np.uint8, bytes_)
+
+
+def page_bytes(row_bytes: int) -> int:
+    """The pages that memory of such rows has, where it comes and goes."""
+    return LARGE_PAGE if row_bytes >= 2 * LARGE_PAGE else mmap.PAGESIZE
+
+
+def use_large_pages(memory: np.ndarray) -> None:
+    """Have memory that was not touched yet come in pages of 2 MiB."""
+    _advise(memory, mmap.MADV_HUGEPAGE)
+
+
+def return_pages(memory: np.ndarray) -> None:
+    """Return all whole pages of private memory to the system: their content is lost, the next use takes new ones."""
+    _advise(memory, mmap.MADV_DONTNEED)
+
+
+def _advise(memory: np.ndarray, advice: int) -> int:
+    """Say something about all whole pages of this memory; 0 if the system agrees. Other threads run meanwhile."""
+    first = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (memory.ctypes.data + memory.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size <= 0:
+        return 0
+    return int(ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice))
 
 
 def shared_buffer(bytes_: int) -> tuple[np.ndarray, int]:

@@ -5,7 +5,6 @@ powers of 1024; kB, MB, GB, TB powers of 1000.
 """
 
 import re
-from fractions import Fraction
 
 from penstock.base.checks import is_whole, shown
 from penstock.errors import ConfigError
@@ -31,7 +30,8 @@ def parse_size(size: int | str, *, argument: str) -> int:
         return int(size)
     written = _WRITTEN.fullmatch(size) if isinstance(size, str) else None
     if written and written[2].lower() in UNITS:
-        bytes_ = int(Fraction(written[1]) * UNITS[written[2].lower()])  # exactly: 4.1GB is no float
+        digits, _, decimals = written[1].partition(".")  # exactly: 4.1GB is no float
+        bytes_ = int(digits + decimals) * UNITS[written[2].lower()] // 10 ** len(decimals)
         if bytes_ > 0:
             return bytes_
     raise ConfigError(

@@ -18,12 +18,13 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from penstock.errors import ConfigError
 
-SCHEMES = ("http", "https", "s3")
+BUCKETS = ("s3", "gs", "az")
+"""``s3://bucket/key``: Amazon's, Google's and Azure's, where the bucket is called a container."""
+
+SCHEMES = ("http", "https", *BUCKETS, "hf")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
 _WAYS = {
     "file": "give the path itself",
-    "gs": "use https://storage.googleapis.com/BUCKET/KEY",
-    "hf": "use https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE",
 }
 
 # Names of values that are secrets as such, also where they look harmless.
@@ -53,6 +54,27 @@ def is_remote(path: str) -> bool:
     return bool(found) and scheme.lower() in SCHEMES
 
 
+def is_in_bucket(path: str) -> bool:
+    """Whether this is the address of something in a bucket."""
+    return scheme_of(path) in BUCKETS
+
+
+def hub_address(url: str) -> str:
+    """``hf://datasets/OWNER/NAME@REVISION/PATH`` -> the web address of that file; without a revision, of main."""
+    path = url.partition("://")[2]
+    kind, _, rest = path.partition("/") if path.startswith(("datasets/", "spaces/")) else ("", "", path)
+    owner, _, rest = rest.partition("/")
+    name, _, file = rest.partition("/")
+    name, _, revision = name.partition("@")
+    if not (owner and name and file):
+        raise ConfigError(
+            f"{shown(url)}: expected hf://datasets/OWNER/NAME/PATH, or hf://datasets/OWNER/NAME@REVISION/PATH"
+        )
+    host = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    parts = (kind, owner, name, "resolve", quote(unquote(revision or "main"), safe=""), quote(unquote(file)))
+    return "/".join((host, *filter(None, parts)))
+
+
 def scheme_of(path: str) -> str:
     """``http`` of ``http://…``, of any address; empty for a path."""
     scheme, found, _ = path.partition("://")
@@ -66,9 +88,9 @@ def shown(url: str) -> str:
     scheme = scheme_of(url)
     if not scheme:
         return url
-    if scheme == "s3":  # a key may hold any character, and no secret
+    if scheme in BUCKETS:  # a key may hold any character, and no secret
         bucket, slash, key = url[5:].partition("/")
-        return f"s3://{bucket.rpartition('@')[2]}{slash}{key}"
+        return f"{scheme}://{bucket.rpartition('@')[2]}{slash}{key}"
     try:
         parts = urlsplit(url)
     except ValueError:  # not an address, so any part of it may be a secret
@@ -108,12 +130,12 @@ def _digest(text: str, digits: int) -> str:
 
 def lasting(name: str) -> str:
     """The name that a file keeps when its address is signed anew."""
-    return _DIGEST.sub("", name, count=1) if is_remote(name) and not name.startswith("s3://") else name
+    return _DIGEST.sub("", name, count=1) if is_remote(name) and not is_in_bucket(name) else name
 
 
 def bare(name: str) -> str:
     """The name that a file keeps whatever secrets its address has."""
-    if not is_remote(name) or name.startswith("s3://"):
+    if not is_remote(name) or is_in_bucket(name):
         return name
     return _HIDDEN.sub(
         lambda found: f"{found[1]}{found[2]}=…" if _SECRET.fullmatch(unquote(found[2])) else found[0], lasting(name)
@@ -136,7 +158,7 @@ def secrets_of(url: str) -> list[str]:
 
 def base_name(path: str) -> str:
     """The last part of a path or address, without what follows a ``?``."""
-    if is_remote(path) and not path.startswith("s3://"):
+    if is_remote(path) and not is_in_bucket(path):
         inside = path.partition("#")[2].partition("/")[2]  # of a folder whose name has a digest
         path = inside or urlsplit(path).path
     return path.replace(os.sep, "/").rpartition("/")[2]

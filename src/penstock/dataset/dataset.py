@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from penstock.base import checks, html
-from penstock.base.dtypes import checked_dtype, numpy_dtype
+from penstock.base.dtypes import checked_dtype, is_inexact, is_number, numpy_dtype
 from penstock.base.machine import free_bytes
 from penstock.base.sizes import MiB, format_size
 from penstock.base.spec import Axes, Cast, Fields, FieldSpec, Origin, row_bytes
@@ -219,11 +219,11 @@ class Dataset:
                 f"cast({field!r}, {dtype!r}, scale={scale!r}, offset={offset!r}): expected a NumPy dtype and two "
                 f"numbers ({error})"
             ) from None
-        if wanted.dtype.kind not in "biufc":
+        if not is_number(wanted.dtype):
             raise ConfigError(f"cast({field!r}, {dtype!r}): expected a dtype of plain numbers, such as float32")
         if wanted.divisor == 0:
             raise ConfigError(f"cast({field!r}, …, divisor=0): expected a divisor other than 0")
-        if wanted.dtype.kind not in "fc" and wanted.changes_values:
+        if not is_inexact(wanted.dtype) and wanted.changes_values:
             raise ConfigError(
                 f"cast({field!r}, {wanted.dtype}, scale={scale}, offset={offset}): scaling into whole numbers would "
                 f"round; cast to a float, or scale in a map"
@@ -369,7 +369,7 @@ def _as(value: float, dtype: np.dtype) -> np.ndarray | None:
             found = given.astype(dtype)
     except (TypeError, ValueError):
         return None
-    kept = np.isfinite(found) == np.isfinite(given) if dtype.kind in "fc" else found == given
+    kept = np.isfinite(found) == np.isfinite(given) if is_inexact(dtype) else found == given
     return found if kept.all() else None
 
 

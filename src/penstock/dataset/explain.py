@@ -9,7 +9,7 @@ from penstock.base import html
 from penstock.base.sizes import format_size
 from penstock.base.spec import IN_MEMORY, ReadPath
 from penstock.base.urls import is_remote
-from penstock.dataset.store import StoreBase
+from penstock.dataset.store import StoreBase, Wrapper
 
 # Below this shuffle quality, a plan says how to improve it.
 GOOD_QUALITY = 0.9
@@ -100,7 +100,7 @@ def read_paths(store: StoreBase) -> list[ReadPath]:
             if old in below:
                 found.setdefault(new, []).append(replace(below[old], field=new))
     paths = [replace(_together(parts), rows=len(store)) for parts in found.values()]
-    return [replace(path, remedy=store.advice) if store.advice and path.remedy else path for path in paths]
+    return list(map(store.describe_path, paths)) if isinstance(store, Wrapper) else paths
 
 
 def epoch_bytes(store: StoreBase) -> dict[str, int]:

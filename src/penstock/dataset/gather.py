@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from penstock.base.dtypes import is_inexact
 from penstock.base.scratch import aligned, borrow
 from penstock.base.spec import Fields, FieldSpec, Origin
 from penstock.dataset.second_pass import CONVERT_BYTES
@@ -42,7 +43,7 @@ class Gathered(Wrapper):
         averages = mean or (absent == "mean" and self._some_absent)
         if averages and not there.any(axis=1).all():
             raise ConfigError(f"gather: sample {int(np.argmin(there.any(axis=1)))} has no row at all")
-        whole = [name for name, spec in store.fields.items() if spec.dtype.kind not in "fc"]
+        whole = [name for name, spec in store.fields.items() if not is_inexact(spec.dtype)]
         if averages and whole:
             raise ConfigError(f"gather: means of {', '.join(whole)} would be rounded to whole numbers; cast to a float")
 

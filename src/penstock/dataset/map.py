@@ -3,7 +3,6 @@
 import operator
 import threading
 import time
-import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,6 +15,9 @@ from penstock.base.sizes import KiB
 from penstock.base.spec import Fields, FieldSpec, InFull, row_bytes
 from penstock.dataset.store import Out, StoreBase, Wrapper, describe_rows, digest
 from penstock.errors import PenstockError, SchemaMismatch, TransformFailed
+
+# Of what an error of the caller's function says; all of it comes with the error that caused ours.
+LONGEST_TEXT = 2000
 
 Transform = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 EachTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
@@ -121,8 +123,8 @@ class Mapped(Wrapper):
             raise
         except (Exception, SystemExit) as error:  # the latter would end a torch worker silently
             raise TransformFailed(
-                f"{self._name()} raised {type(error).__name__}: {error}; it was given rows {describe_rows(rows)} "
-                f"({self.store.origin(int(rows[0]))}), fields {', '.join(inputs)}"
+                f"{self._name()} raised {type(error).__name__}: {str(error)[:LONGEST_TEXT]}; it was given rows "
+                f"{describe_rows(rows)} ({self.store.origin(int(rows[0]))}), fields {', '.join(inputs)}"
             ) from error
         raise TransformFailed(
             f"{self._name()} must return a dict of arrays, one row per sample, but returned {type(made).__name__}"
@@ -260,6 +262,8 @@ class _Traced:
     """Peak bytes allocated through Python's allocator (numpy's too) inside the ``with``."""
 
     def __enter__(self) -> Callable[[], int]:
+        import tracemalloc
+
         self.mine = not tracemalloc.is_tracing()
         if self.mine:
             tracemalloc.start()
@@ -268,6 +272,8 @@ class _Traced:
         return lambda: tracemalloc.get_traced_memory()[1] - before
 
     def __exit__(self, *_: object) -> None:
+        import tracemalloc
+
         if self.mine:
             tracemalloc.stop()
 

@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from penstock.base.dtypes import is_float
 from penstock.base.scratch import aligned, borrow
 from penstock.base.spec import FieldSpec, permuted
 from penstock.dataset.second_pass import SecondPass
@@ -62,7 +63,7 @@ class Normalized(SecondPass):
             raise ConfigError(
                 f"normalize {field!r}: group_of_row: expected numbers from 0 to {len(mean) - 1}, rows of mean"
             )
-        if self.dtype.kind != "f":
+        if not is_float(self.dtype):
             raise ConfigError(f"normalize {field!r}: dtype={self.dtype}: expected a float")
 
     def rebuild(self, children: Sequence[StoreBase]) -> StoreBase:

@@ -15,7 +15,7 @@ from penstock.base.spec import Cast
 from penstock.dataset.combine import Columns, Combination, Concat, Joined, Part, Subset
 from penstock.dataset.gather import Gathered
 from penstock.dataset.normalize import Normalized
-from penstock.dataset.second_pass import Converted, Cropped, Padded, Permuted, SecondPass
+from penstock.dataset.second_pass import Cropped, Padded, Permuted, Recast, SecondPass
 from penstock.dataset.store import Branch, Out, ReadCall, StoreBase, Wrapper
 from penstock.read.convert import convert
 from penstock.read.part import Within
@@ -34,7 +34,7 @@ def cast_fields(store: StoreBase, casts: Mapping[str, Cast]) -> StoreBase:
             convert(store.fill.reshape(1), fill, casts[store.field])
         return Padded(cast_fields(store.store, casts), store.field, store.to, fill)
     found = store.casting(casts)
-    return Converted(store, casts) if found is None else found
+    return Recast(store, casts) if found is None else found
 
 
 def permute_fields(store: StoreBase, casts: Mapping[str, Cast], axes: Mapping[str, tuple[int, ...]]) -> StoreBase:
@@ -72,7 +72,7 @@ def select_part(store: StoreBase, field: str, part: Within) -> StoreBase:
         return store.rebuild(
             [select_part(child, names[field], part) if field in names else child for child, names in store.branches()]
         )
-    if isinstance(store, Converted) or (isinstance(store, Padded) and store.field != field):
+    if isinstance(store, Recast) or (isinstance(store, Padded) and store.field != field):
         return store.rebuild([select_part(store.store, field, part)])
     found = store.selecting(field, part)
     return Cropped(store, field, part) if found is None else found

@@ -237,13 +237,13 @@ class Padded(SecondPass):
         return found
 
 
-class Converted(SecondPass):
+class Recast(SecondPass):
     """Fields converted by a second pass, for stores that cannot convert while they read."""
 
     changes: dict[str, Cast]
 
     def rebuild(self, children: Sequence[StoreBase]) -> StoreBase:
-        return Converted(children[0], self.changes)
+        return Recast(children[0], self.changes)
 
     def change_spec(self, name: str, spec: FieldSpec) -> FieldSpec:
         return FieldSpec(self.changes[name].dtype, spec.shape)

@@ -85,8 +85,6 @@ class StoreBase:
 
     classes: tuple[str, ...] = ()
     """The meaning of labels, if folders are classes."""
-    advice = ""
-    """How to make a copy in which rows come one by one, if this store knows better than those it is made of."""
 
     def branches(self) -> Sequence[Branch]:
         """The stores that this one is made of."""
@@ -206,6 +204,10 @@ class Wrapper(StoreBase):
 
     def find(self, key: str) -> int | None:
         return self.store.find(key)
+
+    def describe_path(self, path: ReadPath) -> ReadPath:
+        """How a field is read, from how the store below reads it."""
+        return path
 
 
 class ForeignStore(Wrapper):

@@ -99,7 +99,7 @@ def name_compression(begun: bytes | memoryview) -> str:
     return found.name if found else ""
 
 
-class Stream:
+class DecompressedStream:
     """The bytes of a source in order, decompressed if they are compressed, and counted."""
 
     def __init__(self, source: ByteSource, name: str, max_expansion: int = MAX_EXPANSION) -> None:
@@ -177,7 +177,7 @@ class Stream:
 
 def pieces(source: ByteSource, name: str, piece_bytes: int, max_expansion: int) -> Iterator[bytes]:
     """The content of a compressed stream, in pieces of at most ``piece_bytes``."""
-    stream = Stream(source, name, max_expansion)
+    stream = DecompressedStream(source, name, max_expansion)
     if not name_compression(stream.first_bytes):
         raise Corrupt(f"{name}: begins with {stream.first_bytes!r}, which is neither gzip, bzip2, xz nor zstd")
     yield from stream.pieces(piece_bytes)

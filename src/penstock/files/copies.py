@@ -105,6 +105,7 @@ class Copies:
         """A handle of the file's copy, which is made if need be; of the remote file if the disk is full."""
         far = None if file.expanded else RemoteHandle(file, self._servers.remote, self.manifest)
         make = self._expand if file.expanded else self._fetch
+        self._remove_unchecked(file)
         with ExitStack() as stack:
             try:
                 descriptor = stack.enter_context(self.cache.lent(file, lambda descriptor: make(file, descriptor)))
@@ -122,6 +123,12 @@ class Copies:
         if not self._is_full:
             self._is_full = True
             warnings.warn(f"{error}. Reading over the network goes on", CacheIsFull, stacklevel=2)
+
+    def _remove_unchecked(self, file: FileId) -> None:
+        """Remove a copy whose digests are lost or cut short: nobody could tell whether it is damaged."""
+        if file not in self._manifests and self.cache.has(file) and self._digests(file) is None:
+            self.cache.remove(file)
+            del self._manifests[file]
 
     def _digests(self, file: FileId) -> Manifest | None:
         """The blocks of a copy as it was made; read once per process."""

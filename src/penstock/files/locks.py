@@ -37,6 +37,19 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
+def is_taken(descriptor: int) -> bool:
+    """Lock an open file; True if another process has it. Where the file system has no locks, nobody has."""
+    if fcntl is None:
+        return not try_lock(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def unlock(descriptor: int) -> None:
     """Release the lock, also for a forked child that inherited the file."""
     if fcntl is not None:

@@ -75,12 +75,12 @@ def load(folder: str, file: FileId, name: str, *, of_any_version: bool = False) 
         return None
     try:
         with open(path, "rb", opener=open_regular) as saved:
-            head = saved.read(COLUMNS_AT)
+            magic, header = saved.read(len(MAGIC)), saved.readline(COLUMNS_AT)
             found = os.fstat(saved.fileno())
         size = found.st_size
-        if not head.startswith(MAGIC) or not locks.is_trusted(found):
+        if magic != MAGIC or not locks.is_trusted(found):
             return None
-        checksum, line = head[len(MAGIC) :].split(b"\n", 1)[0].split(b" ", 1)
+        checksum, line = header.rstrip(b"\n").split(b" ", 1)
         if int(checksum, 16) != zlib.crc32(line):
             return None
         about = json.loads(line)

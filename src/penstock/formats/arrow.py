@@ -8,8 +8,10 @@ import numpy as np
 
 from penstock.base.sizes import MiB
 from penstock.base.spec import FieldSpec
+from penstock.dataset.held_values import HOLDS
 from penstock.errors import ConfigError, DataError, Missing, PenstockError, Unavailable
 from penstock.files.retry import refusal
+from penstock.read.objects import NAMED, ObjectDecoder, vector_decoder
 
 # What loading Arrow and decoding a held table takes, measured: up to 24 MiB, and a margin. Most of it stays with its
 # allocator, which is asked to return the rest after every piece.
@@ -49,6 +51,29 @@ def spec_of(kind: Any) -> FieldSpec | None:
     return None
 
 
+def decoder_of_values(column: Any) -> ObjectDecoder | None:
+    """How values of no fixed size are decoded, in a column that was written with a note of what they are."""
+    import pyarrow as pa
+
+    holds = (column.metadata or {}).get(HOLDS.encode(), b"").decode()
+    if holds == "array" and pa.types.is_list(column.type):
+        return vector_decoder(column.type.value_type.to_pandas_dtype())
+    is_known = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+    return NAMED.get(holds) if is_known and holds != "array" else None
+
+
+def raw_values(column: Any, where: str) -> list[bytes]:
+    """The bytes of each value of a column."""
+    import pyarrow as pa
+
+    if column.null_count:
+        raise Missing(f"{where} has {column.null_count:,} nulls; fill them, or leave the column out with fields=(…)")
+    if not pa.types.is_list(column.type):
+        return [value.as_buffer().to_pybytes() for value in column]
+    flat, ends = all_of(column.flatten(), where), np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))
+    return [values.tobytes() for values in np.split(flat, ends[:-1])] if len(ends) else []
+
+
 def describe_arrow_type(kind: Any) -> str:
     """The kind of a column that cannot be a field."""
     import pyarrow as pa
@@ -63,6 +88,8 @@ def describe_arrow_type(kind: Any) -> str:
 def all_of(column: Any, where: str) -> np.ndarray:
     """A column's numbers, one after another."""
     chunks = column.chunks if isinstance(column, arrow_library("pyarrow").ChunkedArray) else [column]
+    for chunk in chunks:
+        chunk.validate()  # its lengths fit each other; takes microseconds
     found = [_flat(chunk, where) for chunk in chunks]
     return np.concatenate(found) if len(found) > 1 else found[0] if found else np.empty(0)
 

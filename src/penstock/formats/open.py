@@ -14,7 +14,7 @@ from penstock.base.urls import is_remote
 from penstock.dataset.combine import Concat
 from penstock.dataset.dataset import Dataset, OnError, check_on_error
 from penstock.dataset.store import Store, StoreBase, as_base
-from penstock.errors import ConfigError, DataError, FieldsLeftOut, SourceError
+from penstock.errors import ConfigError, DataError, FieldsLeftOut, LimitExceeded, SourceError
 from penstock.files.compression import MAX_EXPANSION
 from penstock.files.files import Files, remote_files
 from penstock.files.manifest import load
@@ -28,6 +28,9 @@ from penstock.read.pictures import MAX_PIXELS, Fit
 
 if TYPE_CHECKING:
     from penstock.remote.ranges import RemoteOptions
+
+# Rows without values take no bytes, so that a few bytes can declare any number of them.
+MOST_EMPTY_ROWS = 1_000_000
 
 # An error names so many of the files that cannot be opened.
 NAMED_FAILURES = 10
@@ -100,16 +103,16 @@ def open(
         raise ConfigError(
             "swmr=True, manifest=…: a file that is being written has no manifest; leave out one of the two"
         )
-    folder = saved_chunks.folder_of(index_dir if index_dir in (None, False) else _path("index_dir", index_dir))
+    folder = saved_chunks.folder_of(index_dir if index_dir in (None, False) else checks.path("index_dir", index_dir))
     options = OpenOptions(
         fields=None if fields is None else checks.names("fields", fields),
         allow_fill=allow_fill,
         files=remote_files(
-            None if cache_dir is None else _path("cache_dir", cache_dir),
+            None if cache_dir is None else checks.path("cache_dir", cache_dir),
             cache_bytes,
             remote,
             max_open=max_open_files,
-            manifest=None if manifest is None else load(_path("manifest", manifest)),
+            manifest=None if manifest is None else load(checks.path("manifest", manifest)),
             max_expansion=max_expansion,
         ),
         row_axis=_axes(row_axis),
@@ -129,14 +132,19 @@ def open(
 
 
 def open_with(
-    files: Files, path: Path, fields: Sequence[str], *, size: int | None = None, on_error: OnError = "raise"
+    files: Files,
+    path: Path | Iterable[Path],
+    fields: Sequence[str],
+    *,
+    size: int | None = None,
+    on_error: OnError = "raise",
 ) -> Dataset:
-    """One path as ``open`` opens it, through handles that the caller shares between several datasets."""
+    """Files as ``open`` opens them, through handles that the caller shares between several datasets."""
     options = OpenOptions(
         fields=tuple(fields), files=files, on_error=on_error, index_folder=saved_chunks.folder_of(None),
         members=_member_options(size, "resize", MAX_PIXELS, None),
     )  # fmt: skip
-    return _Opened(absolute(os.fspath(path)), options)
+    return _Opened(_absolute(path), options)
 
 
 def open_quietly(path: Path | Iterable[Path], **options: Any) -> Dataset:
@@ -174,7 +182,7 @@ def open_raw(
     manifest:        as for ``open``
     """
     row = raw.row_spec(dtype, shape)
-    files = Files(max_open_files, manifest=None if manifest is None else load(_path("manifest", manifest)))
+    files = Files(max_open_files, manifest=None if manifest is None else load(checks.path("manifest", manifest)))
     offset = checks.whole("offset", offset, expected="a number of bytes")
     if not isinstance(field, str):
         raise ConfigError(f"field={checks.shown(field)}: expected a name")
@@ -210,6 +218,8 @@ class _Opened(Dataset):
         stores: list[StoreBase] = []
         empty: list[NoSamples] = []
         for each in paths:
+            if options.files.max_open is not None and not is_remote(each):
+                options.files.close()  # parsing the next one takes a handle outside the pool
             try:
                 stores.append(as_base(_open_store(each, options)))
                 left_out += getattr(stores[-1], "left_out", ())  # files of a folder
@@ -246,19 +256,19 @@ def _open_store(path: str, options: OpenOptions) -> Store:
             options.files.compare_whole(path)
         return found.open(path, options)
 
-    return retry_library(path, opened)
-
-
-def _path(argument: str, given: Any) -> str:
-    if not isinstance(given, str | os.PathLike):
-        raise ConfigError(f"{argument}={checks.shown(given)}: expected a path")
-    return os.fspath(given)
+    store = retry_library(path, opened)
+    if len(store) > MOST_EMPTY_ROWS and not any(spec.is_list or spec.row_bytes for spec in store.fields.values()):
+        raise LimitExceeded(
+            f"{path}: declares {len(store):,} rows without any value; no more than {MOST_EMPTY_ROWS:,} are read. The "
+            f"file is damaged: fetch it again"
+        )
+    return store
 
 
 def _paths(argument: str, given: Any) -> tuple[str, ...]:
     if isinstance(given, str | bytes | os.PathLike | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(f"{argument}={checks.shown(given)}: expected paths, such as [{checks.shown(given)}]")
-    return tuple(_path(f"{argument}[{number}]", each) for number, each in enumerate(given))
+    return tuple(checks.path(f"{argument}[{number}]", each) for number, each in enumerate(given))
 
 
 def _axes(given: Any) -> int | dict[str, int]:

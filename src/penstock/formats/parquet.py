@@ -17,7 +17,9 @@ from penstock.base.scratch import aligned
 from penstock.base.sizes import KiB, MiB
 from penstock.base.spec import MANIFEST, Fields, FieldSpec, Origin, ReadPath
 from penstock.base.urls import base_name, check_local
+from penstock.dataset.held_values import HeldValues, collect
 from penstock.dataset.memory import HeldStore
+from penstock.dataset.rewrite import side_by_side
 from penstock.dataset.store import Out, Store, StoreBase, check_rows, digest
 from penstock.errors import (
     Corrupt,
@@ -27,7 +29,17 @@ from penstock.errors import (
 )
 from penstock.files.handles import check_unchanged
 from penstock.files.retry import retry_library
-from penstock.formats.arrow import all_of, arrow_bytes, arrow_library, describe_arrow_type, errors_of_arrow, spec_of
+from penstock.formats.arrow import (
+    all_of,
+    arrow_bytes,
+    arrow_library,
+    decoder_of_values,
+    describe_arrow_type,
+    errors_of_arrow,
+    raw_values,
+    spec_of,
+)
+from penstock.read.objects import ObjectDecoder
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -44,6 +56,9 @@ VALUE_BYTES = 13
 # A table that is held in memory is decoded in pieces of so many bytes, from so many stored ones.
 PIECE_BYTES = 1 * MiB
 STREAM_BYTES = 64 * KiB
+
+# Values of no fixed size that are decoded at a time.
+VALUES_AT_ONCE = 1024
 
 DAMAGED = '{}. The file is damaged there: fetch it again, or leave those rows out with select or on_error="skip"'
 
@@ -63,26 +78,46 @@ def open_arrow(path: str, options: "OpenOptions") -> Store:
 def _opened(table: "Parquet | Arrow", options: "OpenOptions") -> Store:
     path, schema = table.file.path, table.schema
     known = {column.name: spec for column in schema if (spec := spec_of(column.type)) is not None}
-    names = options.fields or tuple(known)
+    values = {column.name: found for column in schema if (found := decoder_of_values(column)) is not None}
+    names = options.fields or tuple(column.name for column in schema if column.name in known or column.name in values)
     if not names:
         raise Missing(f"{path}: no column of numbers; the file has {_describe(schema)}")
     if options.fields is None:
         for column in schema:
-            if column.name not in known:
+            if column.name not in names:
                 options.leave_out(column.name, describe_arrow_type(column.type))
     for name in names:
         if name not in schema.names:
             raise Missing(f"{path}: no column {name!r}; the file has {_describe(schema)}")
-        if name not in known:
+        if name not in known and name not in values:
             raise SchemaMismatch(
                 f"{path}: column {name!r} is {schema.field(name).type}; expected numbers, or lists of numbers of one "
                 f"length. Leave it out with fields=(…), or write it as codes"
             )
-    store = TableStore(table, {name: known[name] for name in names})
+    stores: list[StoreBase] = []
+    if numbers := {name: known[name] for name in names if name in known}:
+        stores.append(_numbers(table, numbers))
+    if listed := {name: values[name] for name in names if name in values}:
+        stores.append(_held_values(table, listed))
+    return side_by_side(stores, names)
+
+
+def _numbers(table: "Parquet | Arrow", fields: Fields) -> StoreBase:
+    store = TableStore(table, fields)
     size = len(store) * sum(spec.row_bytes for spec in store.fields.values())
     if len(store) == 0 or size > HELD_BYTES:
         return store
     return HeldTable(table.file, store.all_rows(), "a small table", decoding_bytes=store.held_decoding_bytes)
+
+
+def _held_values(table: "Parquet | Arrow", listed: Mapping[str, ObjectDecoder]) -> StoreBase:
+    columns = {}
+    for name, decoder in listed.items():
+        where = f"{table.file.path}: column {name!r}"
+        with errors_of_arrow(where, DAMAGED, DecodeFailed):
+            pieces = (raw_values(piece.column(name), where) for piece in table.pieces(name, VALUES_AT_ONCE))
+            columns[name] = (decoder, collect(pieces, where))
+    return HeldValues(table.file, columns)
 
 
 def _describe(schema: Any) -> str:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from penstock.base.urls import check_scheme, is_remote, scheme_of
+from penstock.base.urls import check_scheme, is_in_bucket, is_remote, scheme_of
 from penstock.errors import ConfigError, DataError, Missing, SourceError
 from penstock.files.files import Files
 from penstock.formats.registry import folder_format, formats, known_formats
@@ -75,6 +75,8 @@ def absolute(path: str) -> str:
 
     Nothing else changes: ``..`` may lead elsewhere behind a link, and the last part names the samples.
     """
+    if not path:
+        raise ConfigError("path='': expected a path, or \".\" for the current folder")
     return path if scheme_of(path) or path[:5].lower() == "pipe:" else os.path.join(os.getcwd(), path)
 
 
@@ -129,7 +131,7 @@ def _addresses(pattern: str, files: Files) -> list[str]:
     found: list[str] = []
     for each in expanded(pattern):
         # In a web address, a question mark begins the query: it is no pattern.
-        starred = glob.has_magic(each.replace("?", "")) if each.startswith("s3://") else "*" in each.partition("?")[0]
+        starred = glob.has_magic(each.replace("?", "")) if is_in_bucket(each) else "*" in each.partition("?")[0]
         found += sorted(files.remote.listed(each), key=_natural) if starred else [each]
     return [files.remote.admit(each) for each in found]
 

@@ -2,7 +2,7 @@
 
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -29,6 +29,9 @@ _WRONG_SUM = "its CRC-32 is not the one in the archive's directory"
 
 # Any archive may expand to this, however small it is.
 ALWAYS_READ = 64 * MiB
+
+# A member's flag: its name is UTF-8.
+UTF8 = 0x800
 
 _MARK = np.frombuffer(b"PK\x03\x04", np.uint8)
 
@@ -112,6 +115,7 @@ def zip_table(path: str, files: Files) -> ZipTable:
     lengths = np.array([info.compress_size for info in infos], np.int64)
     plain = [info.compress_type == STORED and not info.flag_bits & 1 for info in infos]
     begins = headers + _header_bytes(file, headers)
+    _check_names(file, infos)
     if len(begins) and int((begins + lengths).max()) > file.size:
         worst = int(np.argmax(begins + lengths))
         raise Truncated(f"{path}: its member {infos[worst].filename!r} reaches beyond its end; fetch it again")
@@ -163,3 +167,16 @@ def _header_bytes(file: FileId, headers: np.ndarray) -> np.ndarray:
         raise Corrupt(f"{file.path}: its directory lists members that are not there; fetch it again")
     sizes = mapped[headers[:, None] + np.arange(26, 30)].view("<u2").astype(np.int64)
     return np.asarray(HEADER_BYTES + sizes.sum(axis=1))
+
+
+def _check_names(file: FileId, infos: Sequence[zipfile.ZipInfo]) -> None:
+    """The directory has no checksum: a member whose name is damaged there would be another one, or none."""
+    mapped = map_file(file.path).data
+    for info in infos:
+        begin = info.header_offset + HEADER_BYTES
+        expected = info.orig_filename.encode("utf-8" if info.flag_bits & UTF8 else "cp437")
+        if mapped[begin : begin + len(expected)] != expected:
+            raise Corrupt(
+                f"{file.path}: its directory has a member {info.filename!r:.200}, which is called otherwise where it "
+                f"lies (offset {info.header_offset:,}); {FETCH}"
+            )

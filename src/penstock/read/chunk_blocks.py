@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.base.dtypes import is_half
 from penstock.base.scratch import aligned, borrow
 from penstock.base.spec import Cast, FieldSpec
 from penstock.errors import DataError
@@ -76,7 +77,7 @@ class BlockReader:
 
     def _half_bytes(self, elements: int) -> int:
         """Scratch for converting all these elements at once to half precision."""
-        return aligned(4 * elements) if self.cast is not None and self.cast.dtype == np.float16 else 0
+        return aligned(4 * elements) if self.cast is not None and is_half(self.cast.dtype) else 0
 
     def _by_rows(self, chunks: np.ndarray) -> np.ndarray:
         """Decoded chunks (how many, *stored chunk) -> (how many, rows, *chunk), as a view."""

@@ -13,7 +13,7 @@ from penstock.base.spec import Cast
 from penstock.errors import Corrupt, DecodeFailed, LimitExceeded, Missing, Truncated
 from penstock.files.files import Files
 from penstock.files.handles import NOT_SEEN, Handle
-from penstock.read.chunk_files import ChunksInFile, index_scratch_bytes, spread
+from penstock.read.chunk_files import ChunksInFile, ShardTable, index_scratch_bytes, spread
 from penstock.read.codecs import Checksum, ChunkDecoder, Unshuffle, decoder
 from penstock.read.convert import (
     block_bytes,
@@ -42,6 +42,8 @@ class ChunkPlace(NamedTuple):
     """A mask of the codecs that were left out when it was written."""
     crc32: int | None = None
     """The checksum of its stored bytes, if the table has one."""
+    is_checked: bool = False
+    """Whether it was compared with its own checksum before, in this process."""
 
 
 class Decoding:
@@ -88,9 +90,38 @@ class Decoding:
             assert handle is not None
             self._read_at(handle, self._place(block, piece), goal, cast)
             return
-        file, offset, length = self.many_files.locate_one(self.files, block, piece)
-        with self.files.lend(file) as own:
-            self._read_at(own, ChunkPlace(block, piece, *self._present_one(own, offset, length)), goal, cast)
+        found = self.many_files.locate_one(self.files, block, piece)
+        with self.files.lend(found.file) as own:
+            offset, length = self._present_one(own, found.offset, found.length)
+            place = ChunkPlace(block, piece, offset, length, is_checked=found.is_checked)
+            self._read_at(own, place, goal, cast)
+            found.set_checked()
+
+    def read_rows(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray, cast: Cast | None) -> None:
+        """Rows that are one chunk each; a shard is looked up and opened once for all of its rows."""
+        with self.lent() as handle:
+            if isinstance(self.many_files, ShardTable):
+                self._read_shards(self.many_files, rows, at, target, cast)
+                return
+            for row, to in zip(rows.tolist(), at.tolist(), strict=True):
+                self.read(handle, row, 0, target[to : to + 1].reshape(-1), cast)
+
+    def _read_shards(
+        self, table: ShardTable, rows: np.ndarray, at: np.ndarray, target: np.ndarray, cast: Cast | None
+    ) -> None:
+        for lines, kept, numbers in table.locate_rows(self.files, rows):
+            if kept is None:
+                for row, to in zip(rows[lines].tolist(), at[lines].tolist(), strict=True):
+                    self.read(None, row, 0, target[to : to + 1].reshape(-1), cast)
+                continue
+            counters.mine().chunks_read += len(lines)
+            columns = (rows[lines], at[lines], *kept.table[numbers].T, kept.checked[numbers])
+            with self.files.lend(kept.file) as handle:
+                self._check_longest(handle, int(kept.table[numbers, 1].max()))
+                for row, to, offset, length, checked in zip(*(column.tolist() for column in columns), strict=True):
+                    place = ChunkPlace(row, 0, offset, length, is_checked=checked)
+                    self._read_at(handle, place, target[to : to + 1].reshape(-1), cast)
+            kept.set_checked(numbers)
 
     def _place(self, block: int, piece: int) -> ChunkPlace:
         one, table = slice(piece, piece + 1), self.array.table
@@ -130,6 +161,8 @@ class Decoding:
             self.fill(place.block, place.piece, goal, cast)
             return
         decoders = self._decoders(place.skipped)
+        if place.is_checked and isinstance(decoders[0] if decoders else None, Checksum):
+            decoders, place = decoders[1:], place._replace(length=place.length - Checksum.BYTES)
         try:
             if not decoders:
                 self._read_plain(handle, place, goal, cast)

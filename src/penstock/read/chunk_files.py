@@ -16,6 +16,7 @@ import numpy as np
 from penstock.base import fork
 from penstock.base.file_id import FileId
 from penstock.base.scratch import aligned, borrow
+from penstock.base.urls import is_remote
 from penstock.errors import Corrupt, PenstockError, Truncated
 from penstock.files.files import Files
 from penstock.files.handles import NOT_SEEN, Handle, identify, unseen
@@ -39,6 +40,42 @@ class ChunksInFile(NamedTuple):
     """Their positions among the wanted chunks."""
     offsets: np.ndarray
     lengths: np.ndarray
+
+
+class KeptIndex(NamedTuple):
+    """The index of a shard, and the shard as it was when the index was read."""
+
+    file: FileId
+    table: np.ndarray
+    """(chunks, 2): offset in the file and length of each; the offset of those that are absent is ``NEVER_WRITTEN``."""
+    checked: np.ndarray
+    """Which chunks this process has compared with their checksums. The file is still the same, or reading it fails, so
+    that once is enough: a checksum takes as long as the reading itself where the file is in memory."""
+
+    def set_checked(self, numbers: np.ndarray | int) -> None:
+        """Note that chunks were compared. What comes over a network is compared each time."""
+        if not is_remote(self.file.path):
+            self.checked[numbers] = True
+
+
+class FoundChunk(NamedTuple):
+    """One chunk, and where it lies."""
+
+    file: FileId
+    offset: int
+    length: int
+    shard: KeptIndex | None = None
+    """The index of its shard, if it is in one."""
+    number: int = 0
+    """In its shard."""
+
+    @property
+    def is_checked(self) -> bool:
+        return self.shard is not None and bool(self.shard.checked[self.number])
+
+    def set_checked(self) -> None:
+        if self.shard is not None:
+            self.shard.set_checked(self.number)
 
 
 class FilePlaces(Protocol):
@@ -135,9 +172,9 @@ class FileTable:
             file, offset, length = self.places.place(tuple(at))
             yield ChunksInFile(file, np.array([line]), np.array([offset]), np.array([length]))
 
-    def locate_one(self, files: Files, block: int, piece: int) -> tuple[FileId, int, int]:
+    def locate_one(self, files: Files, block: int, piece: int) -> FoundChunk:
         """The file of one chunk, and where it lies there."""
-        return self.places.place(self.grid.coordinate(block, piece))
+        return FoundChunk(*self.places.place(self.grid.coordinate(block, piece)))
 
 
 @dataclass(frozen=True)
@@ -155,6 +192,11 @@ class ShardIndex:
         return 16 * prod(self.chunks)
 
     @property
+    def kept_bytes(self) -> int:
+        """In memory, with a flag per chunk."""
+        return 17 * prod(self.chunks)
+
+    @property
     def stored_bytes(self) -> int:
         return self.table_bytes + (codecs.Checksum.BYTES if self.checksum else 0)
 
@@ -169,9 +211,9 @@ class ShardTable(FileTable):
     def __init__(self, grid: Grid, places: FilePlaces, longest: int, index: ShardIndex, kept_bytes: int) -> None:
         super().__init__(grid, places, longest)
         self.index, self._kept_bytes = index, kept_bytes
-        self._kept: OrderedDict[tuple[int, ...], np.ndarray | None] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, ...], KeptIndex | None] = OrderedDict()
         self._looking = fork.Lock()
-        self._most = max(1, kept_bytes // index.table_bytes)
+        self._most = max(1, kept_bytes // index.kept_bytes)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.grid, self.places, self.longest, self.index, self._kept_bytes)
@@ -182,12 +224,12 @@ class ShardTable(FileTable):
 
     @property
     def index_bytes(self) -> int:  # type: ignore[override]
-        return min(prod(self._files_grid), self._most) * self.index.table_bytes
+        return min(prod(self._files_grid), self._most) * self.index.kept_bytes
 
     @property
     def scratch_bytes(self) -> int:
         """Scratch for reading an index, and for a copy of it when more are used than can be kept."""
-        return aligned(self.index.stored_bytes) + aligned(self.index.table_bytes)
+        return aligned(self.index.stored_bytes) + aligned(self.index.kept_bytes)
 
     def locate(self, files: Files, block: int, pieces: np.ndarray) -> Iterator[ChunksInFile]:
         shards, inside = np.divmod(self.grid.coordinates(block, pieces), self.index.chunks)
@@ -196,45 +238,48 @@ class ShardTable(FileTable):
         for number in np.unique(of_each).tolist():
             lines = np.flatnonzero(of_each == number)
             shard = tuple(shards[lines[0]].tolist())
-            file, offset, _ = self.places.place(shard)
-            table = self._table(files, shard)
-            if table is None:
+            kept = self._index(files, shard)
+            if kept is None:
+                file = self.places.place(shard)[0]
                 yield ChunksInFile(file, lines, np.full(len(lines), NEVER_WRITTEN), np.zeros(len(lines), np.int64))
                 continue
-            there = table[numbers[lines]].astype(np.int64)  # nowhere is -1 in both
-            written = there[:, 0] != NEVER_WRITTEN
-            yield ChunksInFile(
-                file,
-                lines,
-                np.where(written, there[:, 0] + offset, NEVER_WRITTEN),
-                np.where(written, there[:, 1], 0),
-            )
+            there = kept.table[numbers[lines]]
+            yield ChunksInFile(kept.file, lines, there[:, 0], there[:, 1])
 
-    def locate_one(self, files: Files, block: int, piece: int) -> tuple[FileId, int, int]:
+    def locate_one(self, files: Files, block: int, piece: int) -> FoundChunk:
         shard, number = [], 0
         for at, count in zip(self.grid.coordinate(block, piece), self.index.chunks, strict=True):
             shard.append(at // count)
             number = number * count + at % count
-        file, offset, _ = self.places.place(tuple(shard))
-        table = self._table(files, tuple(shard))
-        if table is None:
-            return file, NEVER_WRITTEN, 0
-        first, length = table[number].tolist()
-        return (file, NEVER_WRITTEN, 0) if first == _NOWHERE else (file, first + offset, length)
+        kept = self._index(files, tuple(shard))
+        if kept is None:
+            return FoundChunk(self.places.place(tuple(shard))[0], NEVER_WRITTEN, 0)
+        offset, length = kept.table[number].tolist()
+        return FoundChunk(kept.file, offset, length, kept, number)
 
-    def _table(self, files: Files, shard: tuple[int, ...]) -> np.ndarray | None:
+    def locate_rows(self, files: Files, rows: np.ndarray) -> Iterator[tuple[np.ndarray, KeptIndex | None, np.ndarray]]:
+        """Chunks that are one row each, shard by shard: positions among ``rows``, the index, and numbers in it."""
+        axis, (steps, counts) = self.grid.row_axis, (self.index.chunks, self._files_grid)
+        shards, inside = np.divmod(rows, steps[axis])
+        numbers = inside * prod(steps[axis + 1 :])
+        for number in np.unique(shards).tolist():
+            lines = np.flatnonzero(shards == number)
+            at = tuple(number if each == axis else 0 for each in range(len(counts)))
+            yield lines, self._index(files, at), numbers[lines]
+
+    def _index(self, files: Files, shard: tuple[int, ...]) -> KeptIndex | None:
         with self._looking:
             if shard in self._kept:
                 self._kept.move_to_end(shard)
                 return self._kept[shard]
-        table = self._read(files, shard)
+        index = self._read(files, shard)
         with self._looking:
-            self._kept[shard] = table
+            index = self._kept.setdefault(shard, index)  # another thread may have been quicker
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        return table
+        return index
 
-    def _read(self, files: Files, shard: tuple[int, ...]) -> np.ndarray | None:
+    def _read(self, files: Files, shard: tuple[int, ...]) -> KeptIndex | None:
         file, offset, length = self.places.place(shard)
         if offset == NEVER_WRITTEN:
             return None
@@ -247,7 +292,12 @@ class ShardTable(FileTable):
                     f"{file.path}: the shard {shard} has {size:,} bytes, too few for its index of {len(stored):,}. It "
                     f"was cut short, perhaps by an unfinished copy: restore it"
                 )
-            return self._checked(handle, offset + (size - len(stored) if self.index.at_end else 0), size, stored, shard)
+            begin = offset + (size - len(stored) if self.index.at_end else 0)
+            table = self._checked(handle, begin, size, stored, shard).view(np.int64)
+            table[table[:, 0] == NEVER_WRITTEN, 1] = 0
+            if offset:
+                table[table[:, 0] != NEVER_WRITTEN, 0] += offset
+            return KeptIndex(handle.file, table, np.zeros(len(table), bool))
 
     def _checked(self, handle: Handle, begin: int, size: int, stored: np.ndarray, shard: tuple[int, ...]) -> np.ndarray:
         handle.read_into(begin, stored)

@@ -43,11 +43,8 @@ class RowChunks(BlockReader):
         return np.full(self.spec.shape, share[0] == 0)
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share = WHOLE) -> None:
-        if share[0]:
-            return
-        with self.decoding.lent() as handle:
-            for row, place in zip(rows.tolist(), at.tolist(), strict=True):
-                self.decoding.read(handle, row, 0, target[place : place + 1].reshape(-1), self.cast)
+        if share[0] == 0:
+            self.decoding.read_rows(rows, at, target, self.cast)
 
 
 class BoxChunks(BlockReader):

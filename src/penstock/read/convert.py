@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.base.dtypes import is_half
 from penstock.base.scratch import aligned, borrow
 from penstock.base.spec import Cast
 from penstock.files.handles import Handle
@@ -66,8 +67,8 @@ def pieces(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
 
 def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
     """The same for one block, of any shape."""
-    if target.dtype == np.float16 and cast.changes_values:
-        # Half precision has 11 bits: scale in single precision and round once.
+    if cast.changes_values and is_half(target.dtype):
+        # Half precision has 8 or 11 bits: scale in single precision and round once.
         with borrow(4 * target.size) as scratch:
             single = scratch.view(np.float32).reshape(target.shape)
             convert_piece(source, single, replace(cast, dtype=single.dtype))
@@ -87,7 +88,7 @@ def _steps(cast: Cast, dtype: np.dtype) -> tuple[tuple[np.ufunc, Any], ...]:
 
 def convert_scratch_bytes(elements: int, cast: Cast) -> int:
     """Scratch that ``convert`` borrows: none, except for half precision."""
-    return aligned(block_bytes(elements, 4)) if cast.dtype == np.float16 else 0
+    return aligned(block_bytes(elements, 4)) if is_half(cast.dtype) else 0
 
 
 def read_converted(handle: Handle, offset: int, stored: np.dtype, target: np.ndarray, cast: Cast) -> None:

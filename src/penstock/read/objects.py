@@ -7,6 +7,7 @@ more is an error. Nothing here unpickles.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,18 @@ def as_msgpack(data: bytes) -> Any:
         return msgpack.unpackb(data)
     except (ValueError, msgpack.UnpackException) as error:
         raise DecodeFailed(f"not msgpack ({one_line(error)})") from error
+
+
+def as_vector(data: bytes, dtype: np.dtype) -> np.ndarray:
+    """The plain bytes of an array with one axis."""
+    if len(data) % dtype.itemsize:
+        raise DecodeFailed(f"{len(data):,} bytes, which is no whole number of {dtype} ({dtype.itemsize} each)")
+    return np.frombuffer(data, dtype).copy()
+
+
+def vector_decoder(dtype: Any) -> "ObjectDecoder":
+    """Of arrays with one axis and different lengths."""
+    return ObjectDecoder("array", partial(as_vector, dtype=np.dtype(dtype)), 1)
 
 
 # A text with one rare letter takes four bytes per letter. In JSON, lists in lists take most: 88 bytes for two; in

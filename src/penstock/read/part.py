@@ -6,7 +6,7 @@ Both say which elements of a row are wanted, in the row's own order, and what sh
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from types import EllipsisType
 from typing import Any, TypeVar
@@ -118,7 +118,12 @@ class Mask:
         return self.flat.nbytes + self.tables.bytes
 
     def describe(self) -> tuple[object, ...]:
-        return ("mask", self.row, self.shape, hashlib.sha256(self.flat.tobytes()).hexdigest()[:16])
+        return ("mask", self.row, self.shape, self._digest)
+
+    @cached_property
+    def _digest(self) -> str:
+        """Worked out once: a mask may be shared by many files, and belongs to the fingerprint of each."""
+        return hashlib.sha256(self.flat.tobytes()).hexdigest()[:16]
 
 
 Within = Box | Mask

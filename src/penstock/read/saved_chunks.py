@@ -1,7 +1,8 @@
 """Chunk tables saved on disk, so that a file of many chunks is walked through once and not at every start."""
 
 import os
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,8 +39,19 @@ def load(folder: str, file: FileId, name: str) -> "SavedTable | None":
     return _opened(savedcolumns.load(folder, file, name))
 
 
-def save(folder: str, file: FileId, name: str, table: KnownTable, *, from_chunks: int) -> ChunkTable:
-    """Save a table of ``from_chunks`` or more for the next time; returns the saved one, else the given one."""
+def save(
+    folder: str,
+    file: FileId,
+    name: str,
+    table: KnownTable,
+    *,
+    from_chunks: int,
+    about: Mapping[str, Any] | None = None,
+) -> ChunkTable:
+    """Save a table of ``from_chunks`` or more for the next time; returns the saved one, else the given one.
+
+    ``about`` says what the chunks are, as JSON: a format that finds it again need not parse the file's own metadata.
+    """
     if table.offsets.size < from_chunks:
         return table
     header = {
@@ -49,6 +61,7 @@ def save(folder: str, file: FileId, name: str, table: KnownTable, *, from_chunks
         "stored_bytes": table.stored_bytes,
         "missing": table.missing,
         "end": table.end,
+        "about": dict(about or {}),
     }
     columns = {"offsets": table.offsets, "lengths": table.lengths, "skipped": table.skipped}
     arrays = {key: column for key, column in columns.items() if isinstance(column, np.ndarray)}
@@ -73,6 +86,8 @@ class SavedTable:
         self.shape = (int(blocks), int(pieces))
         self.longest, self.stored_bytes = int(header["longest"]), int(header["stored_bytes"])
         self.missing, self.end = int(header["missing"]), int(header["end"])
+        self.about: Mapping[str, Any] = header.get("about", {})
+        """As given to ``save``; empty in tables of earlier versions."""
         self.some_skipped = "skipped" in saved.names
         if "offsets" not in saved.names or ("lengths" in saved.names) != (header["length"] is None):
             raise ValueError("columns of something else")

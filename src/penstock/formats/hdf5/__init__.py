@@ -7,7 +7,7 @@ else is read by h5py, behind one lock, with the file open only during a read.
 import glob
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -16,16 +16,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.base.file_id import FileId
+from penstock.base.text_column import TextColumn
 from penstock.base.urls import is_remote
 from penstock.dataset.extent_store import ExtentStore
+from penstock.dataset.held_values import HeldValues
 from penstock.dataset.rewrite import side_by_side
 from penstock.dataset.store import Store, StoreBase
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, SchemaMismatch, Unsafe
-from penstock.formats.hdf5.fallback import H5pyLayout, H5pyStore, opened
+from penstock.formats.hdf5.described import saved_array
+from penstock.formats.hdf5.fallback import OWN_FILTERS, H5pyLayout, H5pyStore, installed_filters, opened
 from penstock.formats.hdf5.index import check_index
-from penstock.formats.hdf5.layout import StoredDataset, extents, holes
+from penstock.formats.hdf5.layout import StoredDataset, extents, fill_value_of, holes
+from penstock.formats.hdf5.values import decoder_of_values, read_values
 from penstock.formats.rows import checked_axis, common_rows, list_names
-from penstock.read.extents import Extents
+from penstock.formats.sparse import is_sparse, open_sparse, rows_of, with_matrices
+from penstock.read.extents import Chunks, Extents
+from penstock.read.objects import ObjectDecoder
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -36,10 +42,18 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     if options.swmr and is_remote(path):
         raise ConfigError(f"{path}: swmr=True reads a file that is being written on this machine; leave it out")
     file = options.files.identify(path, growing=options.swmr)
+    if saved := _saved_arrays(file, options):
+        common_rows(path, {name: array.rows for name, array in saved.items()}, asked_for=True)
+        return ExtentStore(saved, options.files)
     with opened(file, options.files) as h5:
         names = options.fields or _shared_rows(h5, path, options)
-        datasets = [_stored(file, name, _dataset(h5, path, name), options) for name in names]
-        rows = common_rows(path, {found.name: found.rows for found in datasets}, asked_for=True)
+        values = {name: item for name in names if (item := _values_dataset(h5, path, name)) is not None}
+        matrices = {name: about for name in names if (about := _matrix(h5, path, name)) is not None}
+        numbers = [name for name in names if name not in values and name not in matrices]
+        datasets = [_stored(file, name, _dataset(h5, path, name), options) for name in numbers]
+        lengths = {found.name: found.rows for found in datasets} | {name: len(item) for name, item in values.items()}
+        rows = common_rows(path, lengths | {name: rows_of(about) for name, about in matrices.items()}, asked_for=True)
+        columns = {name: _read_values(file, name, item, options) for name, item in values.items()}
         direct: dict[str, Extents] = {}
         through_h5py: dict[str, H5pyLayout] = {}
         for found in datasets:
@@ -61,7 +75,22 @@ def open_file(path: str, options: "OpenOptions") -> Store:
         stores.append(ExtentStore(direct, options.files))
     if through_h5py:
         stores.append(H5pyStore(file, options.files, rows, through_h5py))
+    if columns:
+        stores.append(HeldValues(file, columns))
+    for name, about in matrices.items():
+        stores.append(open_sparse(path, name, about, lambda parts: open_file(path, replace(options, fields=parts))))
     return side_by_side(stores, names)
+
+
+def _saved_arrays(file: FileId, options: "OpenOptions") -> dict[str, Chunks]:
+    """The fields asked for, if all were described when their tables were saved: h5py then need not open the file."""
+    found = {}
+    for name in options.fields or ():
+        array = saved_array(file, name, options)
+        if array is None:
+            return {}
+        found[name] = array
+    return found
 
 
 def _stored(file: FileId, name: str, dataset: Any, options: "OpenOptions") -> StoredDataset:
@@ -79,12 +108,13 @@ def _shared_rows(h5: Any, path: str, options: "OpenOptions") -> list[str]:
             options.leave_out(name, f"a link into another file, {item.filename!r}: open that file itself")
         elif item.ndim:
             rows = item.shape[options.row_axis_of(name) % item.ndim]
-            if _numeric(item.dtype):
+            if _numeric(item.dtype) or decoder_of_values(item) is not None:
                 found[name] = rows
             else:
                 others[name] = (rows, _kind(item))
     if not found:
         raise Missing(f"{path}: no dataset of numbers with at least one axis; the file has {_contents(h5)}")
+    found = with_matrices(found, lambda name: h5[name].attrs)
     common = common_rows(path, found, asked_for=False)
     for name, (rows, kind) in others.items():
         if rows == common:
@@ -185,6 +215,30 @@ def _dataset(h5: Any, path: str, name: str) -> Any:
     return item
 
 
+def _values_dataset(h5: Any, path: str, name: str) -> Any | None:
+    """A dataset of values of no fixed size, if it is one."""
+    import h5py
+
+    item = _linked(h5, path, name)
+    return item if isinstance(item, h5py.Dataset) and decoder_of_values(item) is not None else None
+
+
+def _read_values(file: FileId, name: str, item: Any, options: "OpenOptions") -> tuple[ObjectDecoder, TextColumn]:
+    found = StoredDataset(file, name, item, item.shape, 0)
+    _check_files(file.path, item, options)
+    _holes(found, options)
+    _check_filters(found)
+    return read_values(item, f"{file.path}: dataset {name!r}")
+
+
+def _matrix(h5: Any, path: str, name: str) -> dict[str, Any] | None:
+    """The attributes of a group that is a sparse matrix."""
+    import h5py
+
+    item = _linked(h5, path, name)
+    return dict(item.attrs) if isinstance(item, h5py.Group) and is_sparse(item.attrs) else None
+
+
 def _kind(item: Any) -> str:
     import h5py
 
@@ -258,7 +312,7 @@ def _check_files(
             elif inside is None or not options.allow_fill:
                 raise Missing(
                     f"{path}: dataset {name!r} refers to {target}, which is not there, and would read as the fill "
-                    f"value {dataset.fillvalue}. Restore it, or pass allow_fill=True if it is meant to be missing"
+                    f"value {fill_value_of(dataset)}. Restore it, or pass allow_fill=True if it is meant to be missing"
                 )
 
 
@@ -305,34 +359,6 @@ def _holes(found: StoredDataset, options: "OpenOptions") -> dict[int, int]:
     return absent
 
 
-# The filters of HDF5 itself, and the one that comes with h5py.
-OWN_FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})
-
-
-def _installed_filters() -> frozenset[int]:
-    """The filters of hdf5plugin, which registers them on import, and makes HDF5 search its plugin folders meanwhile."""
-    with suppress(ImportError), _no_plugin_folders():
-        import hdf5plugin
-
-        return frozenset(hdf5plugin.FILTERS[name] for name in hdf5plugin.get_config().registered_filters)
-    return frozenset()
-
-
-@contextmanager
-def _no_plugin_folders() -> Iterator[None]:
-    """HDF5 has no folder to load libraries from inside this ``with``."""
-    from h5py import h5pl
-
-    folders = [h5pl.get(number) for number in range(h5pl.size())]
-    for _ in folders:
-        h5pl.remove(0)
-    try:
-        yield
-    finally:
-        for folder in folders:
-            h5pl.append(folder)
-
-
 def _check_filters(found: StoredDataset) -> None:
     """Refuse a dataset that h5py cannot decode, now and not in the middle of an epoch.
 
@@ -344,7 +370,7 @@ def _check_filters(found: StoredDataset) -> None:
     for number, _, label in found.filters:
         if number in OWN_FILTERS and h5py.h5z.filter_avail(number):
             continue
-        if number not in _installed_filters():
+        if number not in installed_filters():
             raise ConfigError(
                 f"{found.file.path}: dataset {found.name!r} needs filter {number} ({label}), which is not installed; "
                 f"most come with: pip install hdf5plugin. Filters from HDF5_PLUGIN_PATH are not loaded: rewrite "

@@ -3,8 +3,8 @@
 The library reports chunks one by one, in two seconds for 700,000 of them; numpy parses whole nodes in a tenth of that.
 Rules:
 
-1. Anything that differs from the format's specification raises ``NotUnderstood``, and the library walks through the
-   index instead: it knows all formats, and reports what is wrong with a damaged file.
+1. Anything that differs from the format's specification raises ``IndexNotUnderstood``: the library then walks through
+   the index instead: it knows all formats, and reports what is wrong with a damaged file.
 2. Each level of the tree is read from the one above it, with no more nodes than the dataset can have chunks. So the
    walk through a damaged tree ends, wherever its addresses lead.
 """
@@ -33,21 +33,21 @@ _MOST_BLOCKS = 256
 _NOWHERE = 2**64 - 1
 
 
-class NotUnderstood(Exception):
+class IndexNotUnderstood(Exception):
     """The index is of another kind, or damaged."""
 
 
 def chunks(file: FileId, dataset: Any, header_at: int, grid: tuple[int, ...]) -> Iterator[np.ndarray]:
     """All chunks of an h5py dataset, in groups: ``corner``, ``size``, ``mask`` and ``place`` of each."""
     if dataset.file.id.get_create_plist().get_sizes() != (8, 8):
-        raise NotUnderstood("addresses are not of 8 bytes")
+        raise IndexNotUnderstood("addresses are not of 8 bytes")
     try:
         mapped = _Mapped(file)
         root = _root(mapped, header_at, (*dataset.chunks, dataset.dtype.itemsize))
         where = f"{file.path}: dataset {dataset.name.strip('/')!r}"
         yield from _leaves(mapped, root, _node_type(dataset.ndim), prod(grid), where)
     except (OSError, ValueError, struct.error) as error:
-        raise NotUnderstood(str(error)) from error
+        raise IndexNotUnderstood(str(error)) from error
 
 
 class _Mapped:
@@ -59,14 +59,14 @@ class _Mapped:
     def read(self, address: int, size: int) -> bytes:
         check_unchanged(self._file)
         if address + size > len(self._bytes):
-            raise NotUnderstood("a header beyond the end of the file")
+            raise IndexNotUnderstood("a header beyond the end of the file")
         return self._bytes[address : address + size].tobytes()
 
     def nodes(self, addresses: np.ndarray, node_type: np.dtype) -> np.ndarray:
         check_unchanged(self._file)
         last = len(self._bytes) - node_type.itemsize
         if int(addresses.max()) > last:
-            raise NotUnderstood("a node beyond the end of the file")
+            raise IndexNotUnderstood("a node beyond the end of the file")
         found: np.ndarray = np.ndarray(last + 1, node_type, self._bytes, strides=(1,))[addresses]
         return found
 
@@ -75,7 +75,7 @@ def _root(mapped: _Mapped, address: int, chunk: tuple[int, ...]) -> int:
     """The offset of the tree's root, from the dataset's object header."""
     version, _, _, size = _HEADER.unpack(mapped.read(address, _HEADER.size))
     if version != _HEADER_VERSION:
-        raise NotUnderstood(f"an object header of version {version}")
+        raise IndexNotUnderstood(f"an object header of version {version}")
     blocks = [(address + _HEADER.size, size)]
     for begin, length in blocks:
         for kind, message in _messages(mapped.read(begin, length)):
@@ -85,9 +85,9 @@ def _root(mapped: _Mapped, address: int, chunk: tuple[int, ...]) -> int:
                 expected = struct.pack("<BBB", 3, 2, len(chunk))  # version, chunked, axes
                 root, *sizes = struct.unpack_from(f"<Q{len(chunk)}I", message, len(expected))
                 if not message.startswith(expected) or tuple(sizes) != chunk:
-                    raise NotUnderstood("a chunk index of another kind")
+                    raise IndexNotUnderstood("a chunk index of another kind")
                 return int(root)
-    raise NotUnderstood("no layout message")
+    raise IndexNotUnderstood("no layout message")
 
 
 def _messages(block: bytes) -> Iterator[tuple[int, bytes]]:
@@ -127,7 +127,7 @@ def _leaves(mapped: _Mapped, root: int, node_type: np.dtype, most: int, where: s
                 )
             found += len(below)
             if found > most:
-                raise NotUnderstood("more chunks than there can be")
+                raise IndexNotUnderstood("more chunks than there can be")
             if expected == 0:
                 yield below
             else:
@@ -151,5 +151,5 @@ def _below(nodes: np.ndarray, level: int) -> np.ndarray:
     """The entries of some nodes of one level."""
     known = (nodes["sign"] == b"TREE") & (nodes["kind"] == 1) & (nodes["level"] == level)
     if not known.all() or nodes["used"].max() > MOST_BELOW:
-        raise NotUnderstood(f"not a node of level {level}")
+        raise IndexNotUnderstood(f"not a node of level {level}")
     return nodes["below"][np.arange(MOST_BELOW) < nodes["used"][:, None]]

@@ -1,9 +1,10 @@
 """Rows that h5py must read: any layout, one thread at a time."""
 
 import errno
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from math import prod
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock.dataset import sliced
 from penstock.dataset.sliced import SlicedStore
 from penstock.errors import ConfigError, Corrupt, PenstockError, Truncated, Unavailable
 from penstock.files.files import Files
-from penstock.formats.hdf5.layout import repack_command
+from penstock.formats.hdf5.described import repack_command
 from penstock.formats.hdf5.remote_file import PAGED_BYTES, PagedFile
 
 # The largest chunk cache for h5py: it decodes a chunk once for all its rows in a read, if chunks are not huge.
@@ -88,6 +89,43 @@ def _explained(file: FileId, error: OSError) -> PenstockError:
     )
 
 
+# The filters of HDF5 itself, and the one that comes with h5py.
+OWN_FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})
+
+
+@functools.cache
+def installed_filters() -> frozenset[int]:
+    """The filters of hdf5plugin, which registers them on import, and makes HDF5 search its plugin folders meanwhile."""
+    with suppress(ImportError), _no_plugin_folders():
+        import hdf5plugin
+
+        return frozenset(hdf5plugin.FILTERS[name] for name in hdf5plugin.get_config().registered_filters)
+    return frozenset()
+
+
+@contextmanager
+def _no_plugin_folders() -> Iterator[None]:
+    """HDF5 has no folder to load libraries from inside this ``with``."""
+    from h5py import h5pl
+
+    folders = [h5pl.get(number) for number in range(h5pl.size())]
+    for _ in folders:
+        h5pl.remove(0)
+    try:
+        yield
+    finally:
+        for folder in folders:
+            h5pl.append(folder)
+
+
+def _register_filters(dataset: Any) -> None:
+    """In a process that did not open the file: HDF5 would look for the filters in its plugin folders."""
+    stored = dataset.id.get_create_plist()
+    numbers = {stored.get_filter(number)[0] for number in range(stored.get_nfilters())}
+    if dataset.is_virtual or not numbers <= OWN_FILTERS:
+        installed_filters()
+
+
 def _beside(h5: Any, path: str, name: str) -> Any:
     """Open a dataset so that its external files are searched beside the file, not in the working directory."""
     import h5py
@@ -97,7 +135,9 @@ def _beside(h5: Any, path: str, name: str) -> Any:
         folder = os.fsencode(os.path.dirname(os.path.realpath(path)))
         access.set_efile_prefix(folder)
         access.set_virtual_prefix(folder)
-    return h5py.Dataset(h5py.h5d.open(h5.id, name.encode(), access))
+    dataset = h5py.Dataset(h5py.h5d.open(h5.id, name.encode(), access))
+    _register_filters(dataset)
+    return dataset
 
 
 class H5pyLayout(sliced.Layout):

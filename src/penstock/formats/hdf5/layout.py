@@ -1,6 +1,5 @@
 """Where the rows of an HDF5 dataset are in its file, or why only h5py can read them."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -11,9 +10,10 @@ import numpy as np
 from penstock.base.file_id import FileId
 from penstock.base.machine import free_bytes
 from penstock.base.sizes import KiB, MiB, format_size
-from penstock.errors import Corrupt, LimitExceeded, Missing, Truncated
+from penstock.errors import Corrupt, LimitExceeded, Missing
 from penstock.formats.hdf5 import btree
-from penstock.formats.hdf5.btree import NotUnderstood
+from penstock.formats.hdf5.btree import IndexNotUnderstood
+from penstock.formats.hdf5.described import checked, make_array, never_written, repack_command, saved_as
 from penstock.formats.rows import without_axis
 from penstock.read import codecs, saved_chunks
 from penstock.read.extents import NEVER_WRITTEN, Chunks, ChunkTable, CodecId, Contiguous, Extents, KnownTable
@@ -35,12 +35,6 @@ MANY_CHUNKS = 1_000_000
 ENTRY_BYTES = 24
 # The largest table that is accepted.
 LARGEST_TABLE = 4096 * MiB
-
-
-def repack_command(name: str, shape: tuple[int, ...], row_axis: int) -> str:
-    """A command that rewrites a dataset with one row per chunk."""
-    whole = "x".join(str(1 if axis == row_axis else size) for axis, size in enumerate(shape))
-    return f"h5repack -l {name}:CHUNK={whole} OLD NEW"
 
 
 @dataclass(frozen=True)
@@ -79,6 +73,11 @@ class StoredDataset:
         return [(number, parameters, label.decode(errors="replace")) for number, _, parameters, label in found]
 
     @property
+    def fill_value(self) -> Any:
+        """What chunks that were never written read as."""
+        return fill_value_of(self.dataset)
+
+    @property
     def remedy(self) -> str:
         """A command that rewrites it with one row per chunk."""
         return repack_command(self.name, self.shape, self.axis)
@@ -91,10 +90,7 @@ class StoredDataset:
 
     def never_written(self, there: str) -> Missing:
         """The error for a dataset that was only partly written."""
-        return Missing(
-            f"{self.file.path}: dataset {self.name!r} was never written in full ({there} there); the rest would read "
-            f"as the fill value {self.dataset.fillvalue}. Pass allow_fill=True to accept that"
-        )
+        return never_written(self.file, self.name, there, self.fill_value)
 
 
 def extents(found: StoredDataset, options: "OpenOptions") -> Extents | str:
@@ -158,26 +154,20 @@ def _codecs(found: StoredDataset) -> tuple[CodecId, ...] | str:
 
 def _chunks(found: StoredDataset, known: tuple[CodecId, ...], options: "OpenOptions") -> Chunks | str:
     file, dataset, axis = found.file, found.dataset, found.axis
-    # The same dataset can be opened along another axis. The table of a growing file is not saved.
-    saved_as = f"{found.name} along {axis}"
-    folder = None if file.growing else options.index_folder
-    table: ChunkTable | None = saved_chunks.load(folder, file, saved_as) if folder else None
-    if table is None:
+    folder = None if file.growing else options.index_folder  # the table of a growing file is not saved
+    table: ChunkTable | None = saved_chunks.load(folder, file, saved_as(found.name, axis)) if folder else None
+    about = {
+        "stored": dataset.dtype.str, "shape": found.shape, "chunks": dataset.chunks, "codecs": known,
+        "fill": np.asarray(found.fill_value, dataset.dtype).tobytes().hex(), "fill_text": str(found.fill_value),
+    }  # fmt: skip
+    if not isinstance(table, saved_chunks.SavedTable) or not table.about:
         check_grid(found, options)
         walked = walk(found)
         if walked is None:
             return MISREPORTED
-        least = options.files.policy.save_table_from_chunks
-        table = saved_chunks.save(folder, file, saved_as, walked, from_chunks=least) if folder else walked
-    array = Chunks(
-        file=file, name=found.name, stored=dataset.dtype, shape=without_axis(found.shape, axis), rows=found.rows,
-        rows_per_chunk=dataset.chunks[axis], chunk=without_axis(dataset.chunks, axis), table=table, codecs=known,
-        row_axis=axis, remedy=found.remedy, fill_text=str(dataset.fillvalue),
-        fill=np.asarray(dataset.fillvalue, dataset.dtype).tobytes() if options.allow_fill else None,
-    )  # fmt: skip
-    if options.on_error == "raise":
-        _check_table(array, found)
-    return array
+        least, name = options.files.policy.save_table_from_chunks, saved_as(found.name, axis)
+        table = saved_chunks.save(folder, file, name, walked, from_chunks=least, about=about) if folder else walked
+    return checked(make_array(file, found.name, axis, about, table, options), options)
 
 
 def holes(found: StoredDataset) -> dict[int, int]:
@@ -222,7 +212,7 @@ def _largest_table() -> int:
 def walk(found: StoredDataset) -> KnownTable | None:
     """The whole chunk table, in one pass over the file's own index; None if the library reports it wrongly."""
     if not found.file.growing and found.file.can_be_mapped and not found.dataset.file.userblock_size:
-        with suppress(NotUnderstood):
+        with suppress(IndexNotUnderstood):
             return _by_nodes(found)
     if found.file.growing and found.can_be_misreported:  # a wrong place looks like a chunk that came later
         return None
@@ -335,31 +325,6 @@ class _Columns:
         return np.ascontiguousarray(moved).reshape(self.grid[axis], -1)
 
 
-def _check_table(array: Chunks, found: StoredDataset) -> None:
-    """Refuse a table with missing or truncated chunks, and name the first."""
-    table = array.table
-    if table.missing and array.fill is None:
-        there = f"{prod(table.shape) - table.missing:,} of {prod(table.shape):,} chunks are"
-        first = _first(array, lambda offsets, _: offsets == NEVER_WRITTEN)
-        raise Missing(f"{found.never_written(there)}. The first that is not: {first}")
-    if table.end > array.file.size and not array.file.growing:
-        first = _first(array, lambda offsets, lengths: offsets + lengths > array.file.size)
-        raise Truncated(
-            f"{array.file.path}: {first} reaches beyond the file's end: chunks reach to byte {table.end:,}, but the "
-            f"file has only {array.file.size:,}. It was cut short, perhaps by an unfinished download or copy: fetch it "
-            f'again, or pass on_error="skip" to open and Loader to leave out what cannot be read'
-        )
-
-
-def _first(array: Chunks, bad: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> str:
-    for block in range(array.table.shape[0]):
-        offsets, lengths, _ = array.table.find(block, slice(None))
-        found = np.flatnonzero(bad(offsets, lengths))
-        if len(found):
-            return array.piece_place(block, int(found[0]))
-    return array.name
-
-
 def _turned(found: StoredDataset, offset: int) -> Extents:
     """A contiguous dataset with rows on an inner axis, described as chunks: some rows of one run of elements each."""
     rows, shape, stored = found.rows, without_axis(found.shape, found.axis), found.dataset.dtype
@@ -375,3 +340,9 @@ def _turned(found: StoredDataset, offset: int) -> Extents:
         file=found.file, name=found.name, stored=stored, shape=shape, rows=rows, rows_per_chunk=together, chunk=chunk,
         table=table, row_axis=found.axis, remedy=found.remedy,
     )  # fmt: skip
+
+
+def fill_value_of(dataset: Any) -> Any:
+    """What is not there reads as."""
+    dataset.id.get_create_plist().fill_value_defined()  # raises where a damaged one makes the library crash
+    return dataset.fillvalue

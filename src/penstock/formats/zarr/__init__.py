@@ -9,7 +9,7 @@ lost looks the same. An array without any chunk is refused when it is opened.
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -17,18 +17,22 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from penstock.base.text_column import TextColumn
 from penstock.dataset.extent_store import ExtentStore
+from penstock.dataset.held_values import HeldValues
 from penstock.dataset.memory import MemoryStore
 from penstock.dataset.rewrite import side_by_side
-from penstock.dataset.store import Store, StoreBase
+from penstock.dataset.store import Store, StoreBase, as_base
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, SchemaMismatch, Unsafe
 from penstock.files.files import Files
 from penstock.formats.rows import checked_axis, common_rows, list_names, without_axis
-from penstock.formats.zarr.fallback import ZarrLayout, ZarrStore, absent_chunks
+from penstock.formats.sparse import is_sparse, open_sparse, with_matrices
+from penstock.formats.zarr.fallback import ZarrLayout, ZarrStore, absent_chunks, read_values
 from penstock.formats.zarr.keys import FolderKeys, ZarrKeys, ZipKeys
 from penstock.formats.zarr.metadata import ZarrArray, parse, zarr_array
 from penstock.read.chunk_files import FileTable, Grid, ShardTable
 from penstock.read.extents import Chunks, ChunkTable, Extents
+from penstock.read.objects import ObjectDecoder
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -87,19 +91,29 @@ def open_store(path: str, options: "OpenOptions") -> Store:
     if os.path.isfile(path):
         options.files.compare_whole(path)
     keys = _keys(path, options.files)
+    matrices = {name: about for name in options.fields or () if is_sparse(about := _attributes(keys, name))}
+    if matrices:
+        return _with_matrices(path, matrices, options)
     nodes = dict(_named_arrays(keys, options.fields or ()) or islice(_nodes(keys, set()), MOST_ARRAYS + 1))
     if len(nodes) > MOST_ARRAYS:
         raise LimitExceeded(f"{path}: has more than {MOST_ARRAYS:,} arrays. Name those that are meant with fields=(…)")
     if not nodes:
         raise Missing(f"{path}: no Zarr array in it; expected zarr.json or .zarray, in it or in its subfolders")
-    names = _names(path, nodes, options)
+    names = _names(keys, path, nodes, options)
+    if options.fields is None and "" not in nodes and not nodes.keys() >= set(names):
+        return open_store(path, replace(options, fields=names))
     found = [_stored_array(keys, path, name, nodes, options) for name in names]
     rows = common_rows(path, {each.name: each.rows for each in found}, asked_for=True)
     direct: dict[str, Extents] = {}
     empty: dict[str, np.ndarray] = {}
     through_zarr: dict[str, tuple[StoredArray, str]] = {}
+    values: dict[str, tuple[ObjectDecoder, TextColumn]] = {}
     for each in found:
         _check_safe(keys, each)
+        if each.array.holds:
+            _check_written(keys, each, options)
+            values[each.name] = read_values(keys, each.key, each.array.holds)
+            continue
         if prod(each.array.shape) == 0:
             empty[each.name] = np.empty((rows, *without_axis(each.array.shape, each.axis)), each.array.stored)
             continue
@@ -114,7 +128,31 @@ def open_store(path: str, options: "OpenOptions") -> Store:
         stores.append(ExtentStore(direct, options.files))
     if through_zarr:
         stores.append(_through_zarr(keys, through_zarr, rows, options))
+    if values:
+        stores.append(HeldValues(keys.identity(found[0].document), values))
     return side_by_side(stores, names)
+
+
+def _with_matrices(path: str, matrices: Mapping[str, Mapping[str, Any]], options: "OpenOptions") -> Store:
+    """Sparse matrices, and the other fields that were named."""
+
+    def opened(names: tuple[str, ...]) -> StoreBase:
+        return as_base(open_store(path, replace(options, fields=names)))
+
+    assert options.fields is not None
+    stores = [open_sparse(path, name, about, opened) for name, about in matrices.items()]
+    if others := tuple(name for name in options.fields if name not in matrices):
+        stores.append(opened(others))
+    common_rows(path, {next(iter(each.fields)): len(each) for each in stores}, asked_for=True)
+    return side_by_side(stores, options.fields)
+
+
+def _attributes(keys: ZarrKeys, name: str) -> Mapping[str, Any]:
+    """Of the group of this name."""
+    key = _inside(keys, name)
+    document = _read(keys, f"{key}/zarr.json")
+    found = _read(keys, f"{key}/.zattrs") if document is None else document.get("attributes")
+    return found if isinstance(found, dict) else {}
 
 
 # Arrays of a store.
@@ -197,7 +235,7 @@ def _read(keys: ZarrKeys, key: str) -> dict[str, Any] | None:
     return None if text is None else parse(text, keys.path(key))
 
 
-def _names(path: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions") -> tuple[str, ...]:
+def _names(keys: ZarrKeys, path: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions") -> tuple[str, ...]:
     """The fields asked for, or all arrays of numbers, which must have the same number of rows."""
     if "" in nodes:
         names = options.fields or (FIELD,)
@@ -210,13 +248,16 @@ def _names(path: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions
     found = {
         name: array.shape[options.row_axis_of(name) % len(array.shape)]
         for name, array in arrays.items()
-        if array.stored is not None and array.shape
+        if (array.stored is not None or array.holds) and array.shape
     }
     if not found:
         raise Missing(f"{path}: no array of numbers with at least one axis; it has {list_names(nodes)}")
+    found = with_matrices(found, lambda name: _attributes(keys, name))
     rows = common_rows(path, found, asked_for=False)
     for name, array in arrays.items():
-        if array.stored is None and array.shape and array.shape[options.row_axis_of(name) % len(array.shape)] == rows:
+        if name in found or not array.shape:
+            continue
+        if array.shape[options.row_axis_of(name) % len(array.shape)] == rows:
             options.leave_out(name, f"{array.kind} {array.shape}, no numbers")
     return tuple(found)
 
@@ -233,7 +274,7 @@ def _stored_array(
     if own is None:
         raise Missing(f"{keys.path(document)}: is listed in the group, but missing; restore it")
     array = zarr_array(own, keys.path(document))
-    if array.stored is None or not array.shape:
+    if (array.stored is None and not array.holds) or not array.shape:
         kind = f"{array.kind} of shape {array.shape}"
         raise SchemaMismatch(
             f"{path}: array {name!r} is {kind}; expected numbers with one row per sample. Leave it out with fields=(…)"

@@ -1,5 +1,6 @@
 """Arrays that zarr-python must read: those with codecs, grids or shards that penstock does not know."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import product
@@ -10,11 +11,14 @@ import numpy as np
 
 from penstock.base.file_id import FileId
 from penstock.base.sizes import MiB
+from penstock.base.text_column import TextColumn
 from penstock.dataset import sliced
+from penstock.dataset.held_values import collect
 from penstock.dataset.sliced import SlicedStore
 from penstock.errors import ConfigError, DecodeFailed, Missing
-from penstock.formats.zarr.keys import ZarrKeys
+from penstock.formats.zarr.keys import FolderKeys, ZarrKeys
 from penstock.read.chunk_decode import FILL_WAY_OUT
+from penstock.read.objects import NAMED, ObjectDecoder
 
 # What zarr-python holds in a read, measured: the slice it returns, and for each chunk in progress (ten by default) the
 # stored form, the decoded one, and one more between codecs. Its threads keep some of the memory that they free.
@@ -112,6 +116,31 @@ def _array(store: Any, key: str, where: str) -> Any:
             f"{where}: zarr-python cannot open it ({type(error).__name__}: {error}). Install the package of its "
             f"codecs, or copy the array with other codecs"
         ) from error
+
+
+def read_values(keys: ZarrKeys, key: str, holds: str) -> tuple[ObjectDecoder, TextColumn]:
+    """All texts of an array, and how they are decoded."""
+    where = keys.path(key)
+    if isinstance(keys, FolderKeys) and keys.is_remote:
+        raise ConfigError(f"{where}: only zarr-python can read texts; copy the store to this machine first")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some releases say of texts that others may not know them
+        absent_chunks(keys, key, key, 0, allowed=False)
+        with _store(keys.root) as store:
+            return NAMED[holds], collect(_texts(_array(store, key, where), where), where)
+
+
+def _texts(array: Any, where: str) -> Iterator[list[bytes]]:
+    step = array.chunks[0]
+    for begin in range(0, array.shape[0], step):
+        try:
+            texts = array[begin : begin + step]
+        except Exception as error:  # each codec has its own
+            raise DecodeFailed(
+                f"{where}: rows from {begin:,} on: zarr-python says {type(error).__name__}: {error}. A chunk is "
+                f"damaged there: restore it, or leave the field out with fields=(…)"
+            ) from error
+        yield [str(text).encode() for text in texts.tolist()]
 
 
 def absent_chunks(keys: ZarrKeys, key: str, name: str, row_axis: int, *, allowed: bool) -> dict[int, int]:

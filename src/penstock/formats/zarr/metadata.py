@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.dataset.held_values import HOLDS
 from penstock.errors import Corrupt
 from penstock.read.chunk_files import ShardIndex
 from penstock.read.codecs import BY_ZARR_NAME, COMPRESSORS
@@ -19,6 +20,19 @@ DTYPES = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 }
+
+OF_ARRAYS = {
+    *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"),
+    *("attributes", "dimension_names", "storage_transformers"),
+}
+"""What version 3 knows of an array."""
+
+SETTINGS = {
+    "bytes": {"endian"}, "transpose": {"order"}, "crc32c": set(), "gzip": {"level"}, "zstd": {"level", "checksum"},
+    "blosc": {"typesize", "cname", "clevel", "shuffle", "blocksize"},
+    "sharding_indexed": {"chunk_shape", "codecs", "index_codecs", "index_location"},
+}  # fmt: skip
+"""What codecs of version 3 can be told."""
 
 # How much a compressor can lengthen incompressible bytes at most: deflate's bound is the largest.
 MOST_LONGER = (7, 4096)  # by a seventh, and so many bytes
@@ -50,6 +64,8 @@ class ZarrArray:
     index: ShardIndex | None = None
     before: str = ""
     separator: str = "."
+    holds: str = ""
+    """What its texts are, if it says so: ``text`` or ``json``."""
 
     @property
     def files(self) -> tuple[int, ...]:
@@ -89,6 +105,8 @@ def zarr_array(document: dict[str, Any], where: str) -> ZarrArray:
     version = document.get("zarr_format")
     if version not in (2, 3):
         raise Corrupt(f"{where}: zarr_format is {version!r}, expected 2 or 3")
+    if version == 3 and document.get("node_type") != "array":
+        raise Corrupt(f"{where}: node_type is {document.get('node_type')!r}, expected 'array'")
     try:
         plain = _plain(document, version)
         if plain.stored is None:
@@ -108,13 +126,20 @@ def _plain(document: dict[str, Any], version: int) -> ZarrArray:
     if version == 3:
         grid = document["chunk_grid"]
         outer = _sizes(grid["configuration"]["chunk_shape"], least=1) if grid["name"] == "regular" else shape
-        return ZarrArray(shape, np.dtype(kind) if isinstance(kind, str) and kind in DTYPES else None, str(kind), outer)
+        stored = np.dtype(kind) if isinstance(kind, str) and kind in DTYPES else None
+        return ZarrArray(shape, stored, str(kind), outer, holds=_holds(document) if kind == "string" else "")
     outer = _sizes(document["chunks"], least=1)
     try:
         stored = np.dtype(kind) if isinstance(kind, str) else None
     except TypeError:
         stored = None
     return ZarrArray(shape, stored if stored is not None and stored.kind in "biufc" else None, str(kind), outer)
+
+
+def _holds(document: dict[str, Any]) -> str:
+    about = document.get("attributes")
+    holds = about.get(HOLDS) if isinstance(about, dict) and len(document["shape"]) == 1 else None
+    return str(holds) if holds in ("text", "json") else ""
 
 
 def _version2(document: dict[str, Any], array: ZarrArray) -> ZarrArray:
@@ -139,6 +164,9 @@ def _version2(document: dict[str, Any], array: ZarrArray) -> ZarrArray:
 
 def _version3(document: dict[str, Any], array: ZarrArray) -> ZarrArray:
     assert array.stored is not None
+    for name in document.keys() - OF_ARRAYS:
+        if not isinstance(document[name], dict) or document[name].get("must_understand") is not False:
+            raise NotUnderstood(f"it has an extension {name!r}")
     grid, naming = document["chunk_grid"], document["chunk_key_encoding"]
     if grid["name"] != "regular":
         raise NotUnderstood(f"its chunks form a grid of kind {grid['name']!r}")
@@ -161,6 +189,9 @@ def _version3(document: dict[str, Any], array: ZarrArray) -> ZarrArray:
 def _encoded(array: ZarrArray, codecs: Sequence[Any]) -> ZarrArray:
     """Add the chain of codecs: transpose, then bytes (or shards of chunks), then compression."""
     steps = [(step, {}) if isinstance(step, str) else (step["name"], step.get("configuration", {})) for step in codecs]
+    for name, configuration in steps:
+        if unknown := sorted(configuration.keys() - SETTINGS.get(name, configuration.keys())):
+            raise NotUnderstood(f"its codec {name!r} has a setting {unknown[0]!r}")
     axes = tuple(range(len(array.chunk)))
     while steps and steps[0][0] == "transpose":
         order = steps.pop(0)[1]["order"]
