@@ -28,12 +28,12 @@ test: $(VENV)/.ready
 slow: $(VENV)/.ready
 	$(PYTEST) -m slow
 
-# The suites of loading, order, resuming and bad input, with reader processes wherever a test does not say.
-IN_PROCESSES := tests/loader/test_loader.py tests/loader/test_multi.py tests/loader/test_skipping.py \
-	tests/loader/test_iterators.py tests/faults/test_kill_and_resume.py tests/faults/test_bad_input.py \
-	tests/conformance/test_joined_formats.py
+# The suites of all formats, loading, order, resuming and faults, with reader processes wherever a test does not say.
+IN_PROCESSES := tests/conformance tests/states $(addprefix tests/loader/test_, loader.py multi.py skipping.py \
+	iterators.py ranks.py hooks.py) $(addprefix tests/faults/test_, kill_and_resume.py bad_input.py nan.py leaving.py \
+	interrupts.py never_written.py cut_and_empty.py)
 processes: $(VENV)/.ready
-	$(PYTEST) --processes 2 -m "not slow" -k "not billion" $(IN_PROCESSES)
+	$(PYTEST) --processes 2 -m "not slow" -k "not billion and not hundred_times" $(IN_PROCESSES)
 
 soak: $(VENV)/.ready
 	$(PYTEST) -m soak --timeout 1800 $(if $(SEED),--seed $(SEED))

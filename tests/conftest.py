@@ -56,33 +56,13 @@ def cache_folder():
 
 @pytest.fixture(scope="session", autouse=True)
 def reader_processes(request):
-    """With ``--processes``: loaders read in processes from the first batch on, if their budgets have room for them."""
+    """With ``--processes``: how many processes loaders read in."""
     count = request.config.getoption("processes")
-    if not count:
-        yield
-        return
-    from penstock.errors import ConfigError
-    from penstock.loader import request as requests
-    from penstock.loader.placement import place
-    from penstock.loader.processes import ReaderProcess
+    if count:
+        from tests.in_processes import read_in_processes
 
-    def placed(store, paths, threads, processes, limit_bytes):
-        if processes == "auto":
-            few = min(count, threads) if isinstance(threads, int) else count
-            with contextlib.suppress(ConfigError):
-                return dataclasses.replace(place(store, paths, threads, few, limit_bytes), is_asked_for=False)
-        return place(store, paths, threads, processes, limit_bytes)
-
-    def wait_until_up(process):
-        if not process.look_now() and not process.failure and not process._is_closed:
-            process.restart()
-        return process.is_up
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReaderProcess, "look_now", ReaderProcess.look, raising=False)
-        patch.setattr(ReaderProcess, "look", wait_until_up)
-        patch.setattr(requests, "place", placed)
-        yield
+        read_in_processes(count)
+    return count
 
 
 @pytest.fixture

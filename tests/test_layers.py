@@ -32,7 +32,7 @@ DOORS = {
     "pyarrow": {"formats.arrow", "formats.folder.tables", "formats.parquet"},
     "tiledb": {"formats.tiledb"},
     "zarr": {"formats.zarr.fallback"},
-    "obstore": {"remote.s3"},
+    "obstore": {"remote.buckets"},
     "prometheus_client": {"loader.hooks"},
     "h5py": {"formats.hdf5", "conversion.hdf5", "cli", "testing"},
 }
@@ -76,6 +76,7 @@ MAY_OPEN = {
     # Memory that is no file.
     ("base.scratch", "mmap.mmap"),
     ("webdataset.run", "mmap.mmap"),
+    ("loader.rooms", "os.open"),
     # A file object of files/, or bytes in memory.
     ("formats.zip_table", "zipfile.ZipFile"),
     ("formats.zip_table", "archive.open"),
@@ -91,6 +92,7 @@ MAY_OPEN = {
     ("cli.main", "os.open"),
     ("cli.demo", "open"),
     *((f"conversion.{name}", "open") for name in ("attempt", "encode", "hdf5", "rows", "work")),
+    ("conversion.lmdb", "lmdb.open"),
     ("nsd.prepare", "np.load"),
     # Streams in order, without positions.
     ("webdataset.shards", "open"),

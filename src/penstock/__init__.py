@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from penstock.loader.order import BlockShuffled, InOrder, Order, Resampled, Shuffled
     from penstock.loader.plan import Plan
     from penstock.loader.stats import Stats
-    from penstock.loader.verify import verify, write_manifest
+    from penstock.loader.verify import verify
+    from penstock.loader.verify_files import write_manifest
 
 __version__ = "0.2.0"
 
@@ -81,7 +82,8 @@ _HOMES = {
     "base.spec": ("FieldSpec",),
     "loader.stats": ("Stats",),
     "dataset.store": ("Store",),
-    "loader.verify": ("verify", "write_manifest"),
+    "loader.verify": ("verify",),
+    "loader.verify_files": ("write_manifest",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

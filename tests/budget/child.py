@@ -58,8 +58,7 @@ def main(job: dict) -> None:
             columns=("voxels", "images", "coco"), processes=job.get("processes", "auto"),
         )  # fmt: skip
         feed = feed_of(loader)
-        feed._ready_processes()
-        feed.wait_for_processes(60)
+        feed.start_processes(60)
         total = 0.0
         for _ in range(2):
             for voxels, images, coco in loader:

@@ -23,7 +23,7 @@ tiledb.ctx._needs_fork_wrapper = False
 CHILD = Path(__file__).with_name("files_child.py")
 MIB = 2**20
 VOLUME = (150, 150, 100)
-VOLUMES, RECORDS, PICTURES = 16, 4000, 48
+VOLUMES, RECORDS, PICTURES = 16, 16000, 48
 
 
 def volumes() -> np.ndarray:

@@ -57,10 +57,10 @@ def read_until(terminal, found, wanted):
     ("arguments", "shown", "later"),
     [
         (["inspect"], "begun", 0),
-        (["inspect"], "begun", 0.1),
+        (["inspect"], "begun", 0.03),
         (["inspect", "--deep"], "%", 0),
         (["plan", "--memory", "64MiB"], "begun", 0),
-        (["plan", "--memory", "64MiB"], "begun", 0.25),
+        (["plan", "--memory", "64MiB"], "begun", 0.05),
         (["bench", "--memory", "64MiB", "--step", "20", "--batch-size", "2", "--seconds", "60"], "%", 0),
     ],
     ids=lambda each: " ".join(each[:2]) if isinstance(each, list) else None,

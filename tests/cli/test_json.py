@@ -83,7 +83,7 @@ def test_nsd_synthesize_and_prepare(tmp_path: Path, capsys: pytest.CaptureFixtur
     made = told(capsys, "nsd", "synthesize", root, "--json")
     assert made.keys() == documented("`nsd synthesize`")
     for before in (False, True):
-        prepared = told(capsys, "nsd", "prepare", root, "--one-file", "--json")
+        prepared = told(capsys, "nsd", "prepare", root, "--json")
         assert prepared.keys() == documented("`nsd prepare`")
         assert prepared["complete_before"] is before
         assert sorted(os.listdir(prepared["folder"])) == ["subject.json", "subject.npy"]

@@ -61,8 +61,7 @@ def make(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.Monkey
         options = {"batch_size": 16, "shuffle": True, "memory": "512MiB", "threads": 4, **options}
         loader = ps.Loader(ds, device=None if device == "cpu" else device, processes=request.param, **options)
         made.append(loader)
-        feed_of(loader)._ready_processes()
-        feed_of(loader).wait_for_processes(60)
+        feed_of(loader).start_processes(60)
         return loader
 
     yield load

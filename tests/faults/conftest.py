@@ -16,6 +16,14 @@ from typing import Any
 
 import pytest
 
+IN_PROCESSES = f"""
+import sys
+sys.path.insert(0, {os.fspath(Path(__file__).parents[2])!r})
+from tests.in_processes import read_in_processes
+read_in_processes({{count}})
+del sys.path[0]
+"""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -65,13 +73,14 @@ def end_of(child: subprocess.Popen, deadline: float, begun: float | None = None)
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, reader_processes):
     """Starts a Python program, given as text, in a process group of its own."""
     started = []
+    first = IN_PROCESSES.format(count=reader_processes) if reader_processes else ""
 
     def begin(program: str, *arguments: object, env: dict[str, str] | None = None, **more: object) -> subprocess.Popen:
         child = subprocess.Popen(
-            [sys.executable, "-c", program, *map(str, arguments)],
+            [sys.executable, "-c", first + program, *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=tmp_path,
             env=os.environ | (env or {}), **more,
         )  # fmt: skip

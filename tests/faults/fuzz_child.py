@@ -129,7 +129,8 @@ def change_folder(sample: Sample, goal: Path, rng: np.random.Generator) -> Chang
     elif name.endswith(DOCUMENTS) and rng.random() < 0.85:
         done.after = {name: mutate_text(before, rng)}
     else:
-        after = mutate(before, rng, sample.focus(name, before), second)
+        parts = b"" if sample.covered.get(name) is True else second  # chunks of another shard are whole, too
+        after = mutate(before, rng, sample.focus(name, before), parts)
         if name.endswith(".png") and rng.random() < 0.5:
             after, done.sealed = mutations.seal_png(after), True
         done.after = {name: after}

@@ -85,14 +85,15 @@ def table(path: Path) -> Values:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    read = pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(path).read_all()
+    is_parquet = path.suffix == ".parquet"
+    schema = pq.read_schema(path) if is_parquet else pa.ipc.open_file(path).schema
+    kinds = {each.name: each.type for each in schema}
+    kinds |= {name: kind.value_type for name, kind in kinds.items() if pa.types.is_fixed_size_list(kind)}
+    names = [name for name, kind in kinds.items() if pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)]
+    # Other columns are no fields, and may be damaged.
+    read = pq.read_table(path, columns=names) if is_parquet else pa.ipc.open_file(path).read_all()
     read.validate(full=True)
-    found = {}
-    for name, column in zip(read.column_names, read.columns, strict=True):
-        kind = column.type.value_type if pa.types.is_fixed_size_list(column.type) else column.type
-        if pa.types.is_primitive(kind) and not pa.types.is_temporal(kind):  # lists of any length are no field
-            found[name] = np.array(column.to_pylist(), kind.to_pandas_dtype())
-    return found
+    return {name: np.array(read[name].to_pylist(), kinds[name].to_pandas_dtype()) for name in names}
 
 
 def nifti(path: Path) -> Values:

@@ -185,12 +185,15 @@ def test_metadata_that_are_none(tmp_path: Path, name: str, text: str) -> None:
         ({"chunk_key_encoding": {"name": "default", "configuration": {"separator": "../"}}}, "separator"),
         ({"data_type": "string"}, "expected numbers"),
         ({"data_type": {"name": "numpy.datetime64"}}, "expected numbers"),
+        ({"node_type": None}, "no Zarr array in it"),
+        ({"unheard_of": 5}, "unheard_of"),
+        ({"codecs": [{"name": "bytes", "configuration": {"endian": "little", "level": 3}}]}, "level"),
     ],
 )
 def test_metadata_that_cannot_be(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     path = write(tmp_path / "a.zarr")
     edit(path / "zarr.json", **changes)
-    with pytest.raises((Corrupt, SchemaMismatch, ConfigError), match=f"a.zarr.*{told}"):
+    with pytest.raises((Corrupt, Missing, SchemaMismatch, ConfigError), match=f"a.zarr.*{told}"):
         ps.open(path)
 
 

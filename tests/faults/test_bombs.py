@@ -198,3 +198,28 @@ def test_rows_of_a_tebibyte(tmp_path: Path, make: Any) -> None:
         with pytest.raises(BudgetExceeded):
             ps.Loader(ds, batch_size=1, memory="1GiB")
     assert watch.peak_bytes < 64 * MIB
+
+
+def empty_npy(folder: Path) -> Path:
+    np.save(folder / "a.npy", np.zeros((10**12, 0), np.int16))
+    return folder / "a.npy"
+
+
+def empty_hdf5(folder: Path) -> Path:
+    with h5py.File(folder / "a.h5", "w") as file:
+        file.create_dataset("x", (10**12, 0), "i2", maxshape=(None, None), chunks=(3, 60))
+    return folder / "a.h5"
+
+
+def empty_zarr(folder: Path) -> Path:
+    zarr.create_array(folder / "a.zarr", shape=(10**12, 0), dtype="i2", chunks=(3, 60))
+    return folder / "a.zarr"
+
+
+@pytest.mark.case(8)
+@pytest.mark.parametrize("make", [empty_npy, empty_hdf5, empty_zarr])
+def test_a_trillion_rows_without_any_value(tmp_path: Path, make: Any) -> None:
+    """They would take no memory, and an epoch of them would not end."""
+    with MemoryWatch() as watch, pytest.raises(LimitExceeded, match="1,000,000,000,000 rows without any value"):
+        ps.open(make(tmp_path))
+    assert watch.peak_bytes < 16 * MIB

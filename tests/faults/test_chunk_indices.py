@@ -140,3 +140,28 @@ def test_no_changed_byte_of_an_index_makes_fill_values(tmp_path: Path, libver: s
         except PenstockError:
             continue
         assert not (got == -7).any(), f"byte {place}"
+
+
+FILL = """
+import sys
+import penstock as ps
+
+try:
+    ps.open(sys.argv[1], index_dir=False)
+except ps.errors.Corrupt as error:
+    print(error)
+"""
+
+
+@pytest.mark.case(47)
+def test_a_fill_value_of_fewer_bytes_than_none(tmp_path: Path, apart: Any) -> None:
+    """HDF5 itself crashes where it is asked for it."""
+    with h5py.File(tmp_path / "a.h5", "w", libver="earliest") as file:
+        file.create_dataset("data", data=VALUES, chunks=CHUNKS)
+    data = (tmp_path / "a.h5").read_bytes()
+    none, fewer = bytes([2, 3, 2, 1, 0, 0, 0, 0]), bytes([2, 3, 2, 1, 0x7F, 255, 255, 255])
+    assert data.count(none) == 1
+    (tmp_path / "a.h5").write_bytes(data.replace(none, fewer))
+    done = apart(FILL, tmp_path / "a.h5")
+    assert (done.code, done.err) == (0, "")
+    assert "a.h5: HDF5 cannot make sense of it" in done.out

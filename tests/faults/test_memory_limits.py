@@ -146,7 +146,7 @@ values = np.lib.format.open_memmap("large.npy", "w+", np.float32, (1600, 2**17))
 for row in values:
     row[:] = rng.random(len(row), np.float32)
 del values, row
-loader = ps.Loader(ps.open("large.npy"), batch_size=32, memory=None, shuffle=True)
+loader = ps.Loader(ps.open("large.npy"), batch_size=32, memory=None, shuffle=True, processes=int(sys.argv[2]))
 print(loader.plan.limit_bytes)
 model = torch.nn.Linear(2**17, 4)
 samples = 0
@@ -183,9 +183,10 @@ def group_of_600_mib():
 
 @pytest.mark.slow
 @pytest.mark.case(40)
-def test_without_a_budget_training_stays_inside_the_limit_of_a_nested_cgroup(apart, group_of_600_mib):
+@pytest.mark.parametrize("processes", [0, 2])
+def test_without_a_budget_training_stays_inside_the_limit_of_a_nested_cgroup(apart, group_of_600_mib, processes):
     """800 MiB of data in 600 MiB, which are the limit of the parent group alone."""
-    done = apart(GROUPED, group_of_600_mib / "cgroup.procs", deadline=120)
+    done = apart(GROUPED, group_of_600_mib / "cgroup.procs", processes, deadline=120)
     assert done.code == 0, done.err
     limit, samples = map(int, done.out.split())
     assert limit < 600 * MiB / 4

@@ -43,8 +43,7 @@ def test_killed_readers(stored: Path, any_seed: int) -> None:
     (name,) = ds.fields
     kills, pause, expected, found = 0, 0.0, [], []
     with ps.Loader(ds, processes=2, threads=4, **options) as loader:
-        feed_of(loader)._ready_processes()
-        feed_of(loader).wait_for_processes(60)
+        feed_of(loader).start_processes(60)
         epochs = 0
         while kills < KILLS:
             epochs += 1
@@ -60,6 +59,7 @@ def test_killed_readers(stored: Path, any_seed: int) -> None:
                     next_kill = now + chance.uniform(0, 0.6)
     with ps.Loader(ds, processes=0, **options) as loader:
         expected = [batch[name][:, 0].copy() for _ in range(epochs) for batch in loader]
+    print(f"seed {any_seed}: {kills} kills, {epochs} epochs, longest pause {pause:.2f} s")  # pytest -rP shows it
     assert len(found) == len(expected)
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
     assert pause < LONGEST_PAUSE_S
@@ -71,8 +71,7 @@ import penstock as ps
 from penstock.loader.loader import feed_of
 
 loader = ps.Loader(ps.open(sys.argv[1]), batch_size=16, processes=2, threads=4, memory="300MiB", output="numpy")
-feed_of(loader)._ready_processes()
-feed_of(loader).wait_for_processes(60)
+feed_of(loader).start_processes(60)
 print(json.dumps([process.pid for process in feed_of(loader)._processes.processes]), flush=True)
 while True:
     for batch in loader:

@@ -88,3 +88,14 @@ def test_arrays_that_are_held_in_memory_are_checked_when_they_are_opened(tmp_pat
     flip(path, "y.npy")
     with pytest.raises(DataError, match=r"y\.npy"):
         ps.open(path)
+
+
+@pytest.mark.case(50)
+@pytest.mark.parametrize(("make", "member"), [(npz, b"y.npy"), (compressed_npz, b"y.npy"), (zarr_zip, b"c/3/0")])
+def test_a_name_that_is_damaged_in_the_directory(tmp_path: Path, make: Callable[[Path], Path], member: bytes) -> None:
+    """It would be a member that is not there, or one that nobody asks for."""
+    path = make(tmp_path)
+    before, name, after = path.read_bytes().rpartition(member)
+    path.write_bytes(before + name[:-1] + b"z" + after)
+    with pytest.raises(DataError, match="called otherwise where it lies"):
+        ps.open(path)

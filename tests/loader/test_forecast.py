@@ -15,7 +15,7 @@ from penstock.errors import BudgetExceeded, ConfigError
 from penstock.files.handles import Handle
 from penstock.loader import plan as planning
 from penstock.loader.forecast import format_seconds
-from penstock.loader.rivals import Habits, Job, rivals
+from penstock.loader.rivals import Habits, LoadingJob, rivals
 from penstock.loader.trial import Trial, _summed_up, is_over, is_settled, try_out
 
 ROWS = 48
@@ -246,7 +246,7 @@ WEBDATASET_MEASURED = [
 
 @pytest.mark.parametrize(("workers", "batch", "measured"), TORCH_MEASURED)
 def test_dataloader_within_a_quarter_of_what_it_took(workers: int, batch: float, measured: float) -> None:
-    foretold, _ = rivals(Job(int(batch * 1e6), 9.5e6, 750), Habits(workers))
+    foretold, _ = rivals(LoadingJob(int(batch * 1e6), 9.5e6, 750), Habits(workers))
     assert foretold.peak_bytes == pytest.approx(measured * 1e6, rel=0.25)
 
 
@@ -254,7 +254,7 @@ def test_dataloader_within_a_quarter_of_what_it_took(workers: int, batch: float,
 def test_webdataset_within_a_quarter_of_what_it_took(
     workers: int, batch: float, stored: float, buffer: int, measured: float
 ) -> None:
-    _, foretold = rivals(Job(int(batch * 1e6), stored * 1e6, 9000), Habits(workers, buffer))
+    _, foretold = rivals(LoadingJob(int(batch * 1e6), stored * 1e6, 9000), Habits(workers, buffer))
     assert foretold.peak_bytes == pytest.approx(measured * 1e6, rel=0.25)
 
 

@@ -21,7 +21,9 @@ import penstock as ps
 from penstock.base.machine import children
 from penstock.errors import ConfigError, ReadersNotStarted, WorkerDied
 from penstock.loader import processes as processes_module
+from penstock.loader import readers as readers_module
 from penstock.loader.loader import feed_of
+from penstock.loader.nonfinite import not_finite
 from penstock.webdataset import ShardWriter
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="reader processes need Linux")
@@ -49,8 +51,7 @@ def started(ds: ps.Dataset, **options: Any) -> Any:
     options = {"batch_size": 7, "shuffle": True, "memory": "400MiB", "output": "numpy", "threads": 4, **options}
     with ps.Loader(ds, **{"processes": 2, **options}) as loader:
         feed = feed_of(loader)
-        feed._ready_processes()
-        feed.wait_for_processes(60)
+        feed.start_processes(60)
         if feed._processes is not None:
             assert all(process.is_up for process in feed._processes.processes)
         yield loader
@@ -112,33 +113,78 @@ def test_lists_of_objects_come_through_the_socket(folder: Path, tmp_path: Path) 
     assert [batch["json"] for batch in found] == [batch["json"] for batch in expected]
 
 
-def test_augmented_batches_are_the_same_everywhere_and_differ_between_epochs(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def augmented(folder: Path) -> tuple[ps.Dataset, list[dict[int, np.ndarray]], list[Any]]:
+    """A dataset, what one thread delivers of it in two epochs, and its states: at first and after each batch."""
     ds = ps.open(folder / "chunks.h5").cast("x", "float32").map_each(augment)
-    expected = by_threads(ds, 2, threads=1, seed=5)
-    for threads in (1, 4):
-        assert_same(by_threads(ds, 2, threads=threads, seed=5), expected)
-    with started(ds, seed=5) as loader:
-        assert_same(batches(loader, 2), expected)
-    first, second = ({int(row): batch["x"][k] for batch in epoch for k, row in enumerate(batch["row"])}
-                     for epoch in (expected[: len(expected) // 2], expected[len(expected) // 2 :]))  # fmt: skip
+    with ps.Loader(ds, threads=1, processes=0, **AUGMENTED) as loader:
+        states, epochs = [loader.state_dict()], []
+        for _ in range(2):
+            found = []
+            for batch in loader:
+                found.append({name: np.array(values) for name, values in batch.items()})
+                states.append(loader.state_dict())
+            epochs.append(by_row(found))
+    return ds, epochs, states[: len(loader) + 1]
+
+
+AUGMENTED: dict[str, Any] = {"batch_size": 7, "shuffle": True, "seed": 5, "memory": "400MiB", "output": "numpy"}
+
+
+def by_row(found: list[Any], most_repeated: int = 0) -> dict[int, np.ndarray]:
+    """Values by row, each of which came once; a last step of fewer samples than ranks has some of them again."""
+    rows: dict[int, np.ndarray] = {}
+    for batch in found:
+        for row, values in zip(batch["row"].tolist(), batch["x"], strict=True):
+            assert rows.setdefault(row, values).tobytes() == values.tobytes()
+    assert sum(len(batch["row"]) for batch in found) - len(rows) <= most_repeated
+    return rows
+
+
+def assert_same_rows(found: dict[int, np.ndarray], expected: dict[int, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(found[row].tobytes() == expected[row].tobytes() for row in found)
+
+
+def check_augmented(augmented: Any, readers: tuple[int, int], world_size: int, stops: range) -> None:
+    """All ranks together deliver what one thread does, in two epochs and from its states after these batches."""
+    ds, epochs, states = augmented
+    whole: list[list[Any]] = [[] for _ in epochs]
+    resumed: dict[int, list[Any]] = {stop: [] for stop in stops}
+    for rank in range(world_size):
+        threads, processes = readers
+        options = {"threads": threads, "processes": processes, "rank": rank, "world_size": world_size}
+        with started(ds, **AUGMENTED, **options) as loader:
+            for found in whole:
+                found += batches(loader)
+            for stop, rest in resumed.items():
+                loader.load_state_dict(states[stop])
+                rest += batches(loader)
+            assert loader.stats().processes == processes
+    for found, expected in zip(whole, epochs, strict=True):
+        assert_same_rows(by_row(found), expected)
+    delivered = list(epochs[0])
+    for stop, rest in resumed.items():
+        assert_same_rows(by_row(rest, world_size - 1), {row: epochs[0][row] for row in delivered[7 * stop :]})
+
+
+def test_augmented_batches_are_the_same_in_processes_and_on_ranks(augmented: Any) -> None:
+    check_augmented(augmented, (4, 2), 2, range(0, 35, 11))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("readers", [(1, 0), (4, 0), (4, 2), (4, 4)], ids="threads={0[0]}-processes={0[1]}".format)
+def test_augmented_batches_are_the_same_everywhere(augmented: Any, readers: tuple[int, int], world_size: int) -> None:
+    check_augmented(augmented, readers, world_size, range(35))
+
+
+def test_augmented_batches_keep_their_order_and_differ_between_epochs(augmented: Any) -> None:
+    ds, (first, second), _ = augmented
     assert first.keys() == second.keys() == set(range(ROWS))
     assert not any(np.array_equal(first[row], second[row]) for row in first)
-    ranks = [by_threads(ds, 1, seed=5, rank=rank, world_size=3, threads=2) for rank in range(3)]
-    seen = {int(row): batch["x"][k] for rank in ranks for batch in rank for k, row in enumerate(batch["row"])}
-    assert all(np.array_equal(seen[row], first[row]) for row in first)
-
-
-def test_augmented_batches_after_a_resume(folder: Path) -> None:
-    ds = ps.open(folder / "chunks.h5").cast("x", "float32").map_each(augment)
-    expected = by_threads(ds, 1, seed=2)
-    with started(ds, seed=2) as loader:
-        taken = iter(loader)
-        for _ in range(11):
-            next(taken)
-        state = loader.state_dict()
-    with started(ds, seed=2) as loader:
-        loader.load_state_dict(state)
-        assert_same(batches(loader), expected[11:])
+    with started(ds, **AUGMENTED) as loader:
+        assert [int(row) for batch in batches(loader) for row in batch["row"]] == list(first)
 
 
 def test_each_sample_with_its_own_randomness_by_hand() -> None:
@@ -233,13 +279,29 @@ def test_errors_of_functions_show_where(folder: Path) -> None:
     assert "in fails" in str(error.value.__cause__)
 
 
-def test_values_that_are_not_finite(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_found_by_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_for_here: list[int] = []
+    monkeypatch.setattr(
+        readers_module, "not_finite", lambda values: looked_for_here.append(len(values)) or not_finite(values)
+    )
     values = np.ones((60, 500), np.float32)
     values[[3, 50], 7] = np.nan
     np.save(tmp_path / "x.npy", values)
     with started(ps.open(tmp_path / "x.npy"), nan="count") as loader:
         batches(loader)
         assert sum(loader.report().not_finite.values()) == 2
+        assert looked_for_here == []
+    with started(ps.open(tmp_path / "x.npy"), nan="raise", on_error="skip") as loader:
+        assert sum(len(batch["data"]) for batch in loader) == 58
+        assert sorted(sample.row for sample in loader.report()) == [3, 50]
+    with started(ps.open(tmp_path / "x.npy"), nan="raise") as loader, pytest.raises(ps.PenstockError, match="NaN"):
+        batches(loader)
+    assert looked_for_here == []
+    with started(ps.open(tmp_path / "x.npy"), nan="count", batch_size=3) as loader:
+        kept = list(loader)  # beyond the plan: read and looked at in this process
+        assert sum(loader.report().not_finite.values()) == 2
+    assert looked_for_here
+    assert len(kept) == 20
 
 
 # Processes that die.
@@ -306,6 +368,46 @@ def test_a_read_that_kills_every_reader(folder: Path) -> None:
         assert loader.stats().restarts >= 2
 
 
+def test_a_reader_that_cannot_be_started_again_is_an_error_and_loses_no_sample(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = ps.open(folder / "chunks.h5").map(slow_down)
+    with started(ds, on_error="skip", threads=2) as loader:
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        found = iter(loader)
+        next(found)
+        for process in readers(loader):
+            os.kill(process.pid, signal.SIGKILL)
+        with pytest.warns(ReadersNotStarted), pytest.raises(WorkerDied, match=r"could not be started again: .*nowhere"):
+            list(found)
+        assert list(loader.report()) == []
+
+
+def test_closing_does_not_wait_for_a_reader_that_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = ps.open(folder / "chunks.h5").map(slow_down)
+    with started(ds, threads=2) as loader:
+        monkeypatch.setattr(processes_module, "_BEGIN", "import time; time.sleep(60)")
+        found = iter(loader)
+        next(found)
+        for process in readers(loader):
+            os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.5)  # the new ones begin
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+
+
+def test_readers_that_die_while_they_start_are_counted_in_a_row(folder: Path) -> None:
+    with started(ps.open(folder / "chunks.h5"), threads=2) as loader:
+        for _ in range(3):
+            process = readers(loader)[0]
+            os.kill(process.pid, signal.SIGKILL)
+            process.died(process.life)
+            process._is_up_now()
+            os.kill(process.pid, signal.SIGKILL)  # before it is up
+            process.restart()
+        assert not process.failure
+
+
 def stuck(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if _is_reader() and 100 in batch["row"]:
         time.sleep(60)
@@ -360,8 +462,7 @@ print("once", flush=True)
 ds = ps.open(sys.argv[1]).map(lambda batch: {"x": batch["x"] + 1, "row": batch["row"]})
 loader = ps.Loader(ds, batch_size=4, processes=2, threads=2, memory="400MiB", output="numpy")
 from penstock.loader.loader import feed_of
-feed_of(loader)._ready_processes()
-feed_of(loader).wait_for_processes(60)
+feed_of(loader).start_processes(60)
 print(*(process.pid for process in feed_of(loader)._processes.processes), flush=True)
 rows = sorted(int(row) for batch in loader for row in batch["row"])
 print(len(rows), flush=True)
@@ -421,7 +522,7 @@ def test_a_process_that_cannot_start_is_said_and_threads_read(folder: Path, monk
     feed_of(loader)._ready_processes()
     with loader:
         with pytest.warns(ReadersNotStarted, match="could not be started"):
-            feed_of(loader).wait_for_processes(60)
+            feed_of(loader).start_processes(60)
         assert sorted(int(row) for batch in batches(loader) for row in batch["row"]) == list(range(ROWS))
 
 
@@ -438,7 +539,7 @@ def test_a_module_that_readers_cannot_import(folder: Path, tmp_path: Path, monke
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
     with loader:
         with pytest.warns(ReadersNotStarted, match="only_here"):
-            feed_of(loader).wait_for_processes(60)
+            feed_of(loader).start_processes(60)
         assert len(batches(loader)) == len(loader)
 
 
@@ -499,8 +600,7 @@ def test_several_datasets_share_the_processes(folder: Path) -> None:
     with ps.MultiLoader(sets, processes=0, memory="600MiB", **options) as loader:
         expected = [{name: batch["x"].copy() for name, batch in step.items()} for step in loader]
     with ps.MultiLoader(sets, processes=2, memory="600MiB", **options) as loader:
-        feed_of(loader)._ready_processes()
-        feed_of(loader).wait_for_processes(60)
+        feed_of(loader).start_processes(60)
         found = [{name: batch["x"].copy() for name, batch in step.items()} for step in loader]
     assert_same(found, expected)
 

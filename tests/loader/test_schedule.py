@@ -1,16 +1,26 @@
 """Rows that come in blocks: each block read once, every row once, whatever the batches, ranks and stops."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.base.scratch import CAN_RETURN_PAGES
+from penstock.base.spec import FieldSpec
 from penstock.dataset.extent_store import ExtentStore
-from penstock.errors import BudgetExceeded, DecodeFailed
+from penstock.errors import BudgetExceeded, DecodeFailed, KeptBatches
+from penstock.loader.deal import Deal
+from penstock.loader.order import BlockShuffled, InOrder
+from penstock.loader.plan import make_plan
+from penstock.loader.plan_request import Request
+from penstock.loader.schedule import Epoch, reads
 from penstock.read import chunk_decode, chunk_groups
 from penstock.testing import check_resume
 
@@ -166,3 +176,85 @@ def test_a_damaged_block_spares_other_batches(ds: ps.Dataset, monkeypatch: pytes
 
 def _order(ds: ps.Dataset) -> np.ndarray:
     return ps.BlockShuffled(ROWS, ds.store.blocks, 3, 0).rows(0, 0, ROWS)
+
+
+@settings(deadline=None)
+@given(
+    block=st.integers(1, 9), blocks=st.integers(1, 12), window=st.integers(1, 4), batch=st.integers(1, 25),
+    world=st.integers(1, 3), slow=st.integers(0, 3), seed=st.integers(0, 5),
+)  # fmt: skip
+def test_where_memory_is_tight_no_more_rows_are_filled_than_planned(
+    block: int, blocks: int, window: int, batch: int, world: int, slow: int, seed: int
+) -> None:
+    """Whatever the sizes, and however late the caller takes a batch: that is what the plan counts."""
+    order = BlockShuffled(block * blocks, np.arange(0, block * blocks, block), window, seed)
+    deal = Deal(len(order), batch, rank=seed % world, world_size=world)
+    request = Request(
+        fields={"x": FieldSpec(np.dtype(np.uint8), (2**20,))}, batch_rows=min(batch, len(order)), steps=deal.steps,
+        threads=1, limit_bytes=2**40, scratch_bytes=lambda rows: 0, block_rows=block,
+        window_rows=min(window * block, len(order)),
+    )  # fmt: skip
+    plan = make_plan(replace(request, limit_bytes=make_plan(request).smallest_bytes))
+    assume(plan.is_tight)
+    free, filled, complete, kept = list(range(plan.slots)), Counter(), [], []
+    most = 2 * plan.batch_rows - 1 + plan.window_rows
+    taken, idle = 0, 0
+    for read in reads(Epoch(0, order, deal), plan, lambda: free.pop() if free else None):
+        if read is not None:
+            for number, one in enumerate(read.batches):
+                filled[one.slot] += len(read.of_batch(number).rows)
+                one.reads_left -= 1
+                complete += [one] if one.reads_left == 0 else []
+            assert sum(filled.values()) <= most
+        idle += 1
+        while read is None or idle > slow:  # the caller takes the next batch, and drops the one before
+            idle, next_one = 0, next((one for one in complete if one.step == taken), None)
+            if next_one is None:
+                assert read is not None or kept, "reading waits for ever"
+                break
+            taken += 1
+            complete.remove(next_one)
+            for one in kept:
+                del filled[one.slot]
+                free.append(one.slot)
+            kept = [next_one]
+            if read is None:
+                break
+    assert taken + len(complete) == deal.steps
+
+
+@pytest.mark.skipif(not CAN_RETURN_PAGES, reason="only Linux takes pages back at once")
+def test_where_memory_is_tight_batches_are_the_same(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 99, (60, 300, 500), np.int16)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=values, chunks=(12, 100, 100), compression="gzip", compression_opts=1)
+    ds = ps.open(tmp_path / "x.h5").cast("x", "float32")
+    smallest = ps.plan(ds, batch_size=8, shuffle=True, memory="1GiB", window=12).plan.smallest_bytes
+    tight = loader(ds, batch_size=8, memory=smallest, columns=("x", "__index__"), window=12, processes=0)
+    usual = loader(ds, batch_size=8, memory="1GiB", columns=("x", "__index__"), window=12, processes=0)
+    assert tight.plan.is_tight
+    assert not usual.plan.is_tight
+    assert tight.plan.holders["batches"] < tight.plan.slots * tight.plan.batch_bytes
+    for _ in range(2):
+        for (x, rows), (same, same_rows) in zip(tight, usual, strict=True):
+            assert rows.tolist() == same_rows.tolist()
+            assert (x == same).all()
+            assert (x.numpy() == values[rows]).all()
+    with pytest.warns(KeptBatches):
+        kept = list(tight)
+    assert all((x.numpy() == values[rows]).all() for x, rows in kept)
+
+
+def test_the_first_batch_waits_for_no_others() -> None:
+    """Small batches are read together, but an epoch begins with one by itself."""
+    order = InOrder(8 * 1000)
+    deal = Deal(len(order), 8)
+    request = Request(
+        fields={"x": FieldSpec(np.dtype(np.uint8), (100,))}, batch_rows=8, steps=deal.steps, threads=1,
+        limit_bytes=2**40, scratch_bytes=lambda rows: 0,
+    )  # fmt: skip
+    slots = iter(range(deal.steps))
+    found = list(reads(Epoch(0, order, deal), make_plan(request), lambda: next(slots)))
+    assert [len(read.batches) for read in found[:8]] == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert [batch.step for read in found for batch in read.batches] == list(range(deal.steps))
+    assert np.concatenate([read.rows for read in found]).tolist() == list(range(len(order)))

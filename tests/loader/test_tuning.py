@@ -17,7 +17,7 @@ from penstock.loader import plan, tuning
 from penstock.loader.loader import feed_of
 from penstock.loader.plan import READ_ROW_BYTES, THREAD_BYTES, make_plan
 from penstock.loader.plan_request import Request
-from penstock.loader.tuning import Counts, Period, Tuner, next_threads
+from penstock.loader.tuning import Period, Tuner, TuningCounts, next_threads
 
 
 def period(threads: int, samples: int = 100, waited: float = 0.5, idle: float = 0.9) -> Period:
@@ -46,7 +46,7 @@ def test_a_number_that_was_given_up_is_not_tried_again(monkeypatch: pytest.Monke
     for number in range(40):  # always as slow
         monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=lambda now=number: now))
         if tuner.is_due(float(number)):
-            tuner.look(Counts(number, float(number), float(number), 0.0))
+            tuner.look(TuningCounts(number, float(number), float(number), 0.0))
         seen.append(tuner.threads)
     assert tuner.settled
     assert seen[0] == 2

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -122,3 +123,59 @@ def test_ctrl_c_ends_it_at_once_and_tidily(tmp_path: Path) -> None:
     assert child.returncode == 130
     assert told.endswith(b"\npenstock inspect: interrupted\n")
     assert b"Traceback" not in told
+
+
+class Threads(ThreadPoolExecutor):
+    """Somebody else's engine; counts what it was given."""
+
+    given = 0
+
+    def submit(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        self.given += 1
+        return super().submit(*args, **kwargs)
+
+
+@pytest.mark.parametrize("mode", ["executor", pytest.param("workers", marks=pytest.mark.slow)])
+def test_any_engine_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr("penstock.loader.verify.PIECE_BYTES", 1000)
+    broken = [(0, 0, 0), (16, 0, 5), (16, 3, 5), (32, 3, 0)]
+    gzipped(tmp_path / "a.h5", broken, rows=48)
+    alone, seen = verify(tmp_path / "a.h5"), []
+    with Threads(2) as engine:
+        how = {"executor": engine, "workers": 2} if mode == "executor" else {"workers": 2}
+        found = verify(tmp_path / "a.h5", progress=lambda more, bad: seen.append((more, bad)), **how)
+    assert found == alone
+    assert found.unreadable == 24
+    assert (sum(more for more, _ in seen), seen[-1][1]) == (96, 24)
+    assert engine.given == (12 if mode == "executor" else 0), "blocks of 8 rows, of two fields"
+
+
+def test_any_engine_compares_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.files.manifest.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("penstock.loader.verify_files.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("penstock.loader.verify_files.PIECE_BYTES", 8192)
+    for name in "abc":
+        np.save(tmp_path / f"{name}.npy", np.arange(5000))
+    ps.write_manifest(str(tmp_path / "*.npy"))
+    with (tmp_path / "b.npy").open("r+b") as file:
+        file.seek(20_000)
+        file.write(b"x")
+    (tmp_path / "c.npy").write_bytes(b"short")
+    manifest = tmp_path / "penstock-manifest.json"
+    alone = verify([tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "c.npy"], manifest=manifest)
+    with Threads(2) as engine:
+        found = verify(
+            [tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "c.npy"], manifest=manifest, executor=engine, workers=2
+        )
+    assert found == alone
+    assert [(os.path.basename(each.file), each.begin) for each in found.damages] == [("b.npy", 16384), ("c.npy", 0)]
+    assert engine.given > 6
+
+
+def test_workers_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(gzipped(tmp_path / "a.h5", [(8, 0, 0)]))
+    assert main(["verify", path, "--workers", "1"]) == 1
+    assert main(["inspect", path, "--deep", "--workers", "1"]) == 1
+    assert capsys.readouterr().out.count("cannot be read: betas, 8 rows from 8 to 15") == 2
+    with pytest.raises(SystemExit):
+        main(["verify", path, "--workers", "none"])

@@ -19,7 +19,7 @@ from penstock.base.progress import Progress
 from penstock.base.sizes import format_size
 from penstock.cli.arguments import add_training_arguments, count, count_or_zero, open_dataset
 from penstock.cli.bench_report import ReadMap, mixing, page
-from penstock.cli.contenders import CONTENDERS, Epoch, Job, memory_note, run_epoch
+from penstock.cli.contenders import CONTENDERS, BenchJob, TimedEpoch, memory_note, run_epoch
 from penstock.cli.parser import suggestion
 from penstock.errors import ConfigError
 from penstock.loader.plan_text import count as count_of
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Run(Epoch):
+class Run(TimedEpoch):
     """One loader's result."""
 
     name: str
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             )
     ds = open_dataset(args)
     limit, _ = memory_limit(args.memory)
-    job = Job(
+    job = BenchJob(
         ds=ds, columns=tuple(args.columns or ds.fields), batch_size=args.batch_size, workers=args.workers,
         shuffle_buffer=args.shuffle_buffer, whole_rows=args.mask is None,
     )  # fmt: skip
@@ -100,7 +100,7 @@ def _write(path: str, text: str) -> None:
         raise ConfigError(f"--html {path}: cannot be written: {error.strerror}") from None
 
 
-def _run_penstock(job: Job, args: argparse.Namespace, limit: int) -> tuple[Run, Stats, dict[str, Any]]:
+def _run_penstock(job: BenchJob, args: argparse.Namespace, limit: int) -> tuple[Run, Stats, dict[str, Any]]:
     reads = ReadMap()
     loaders: list[penstock.Loader] = []
 
@@ -125,13 +125,13 @@ def _run_penstock(job: Job, args: argparse.Namespace, limit: int) -> tuple[Run, 
     return ours, stats, {"reads": reads.as_json(), "mixing": mixed}
 
 
-def _run_other(name: str, job: Job, args: argparse.Namespace, limit: int) -> Run:
+def _run_other(name: str, job: BenchJob, args: argparse.Namespace, limit: int) -> Run:
     import torch  # noqa: F401  # before memory is counted: libraries do not count for any loader
 
     return _timed(lambda: CONTENDERS[name](job), job, args, limit)
 
 
-def _timed(make: Callable[[], tuple[str, Iterable[Any]]], job: Job, args: argparse.Namespace, limit: int) -> Run:
+def _timed(make: Callable[[], tuple[str, Iterable[Any]]], job: BenchJob, args: argparse.Namespace, limit: int) -> Run:
     """Make a loader and run one epoch, or as much of it as fits into the time limit."""
 
     def step(batch: Any) -> int:

@@ -21,7 +21,7 @@ HDF5_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5")
 
 
 @dataclass(frozen=True)
-class Epoch:
+class TimedEpoch:
     """One epoch, or as much of it as fitted into the time limit."""
 
     samples: int
@@ -33,7 +33,7 @@ class Epoch:
         return self.samples / max(1e-9, self.seconds)
 
 
-def run_epoch(loader: Iterable[Any], step: Callable[[Any], int], seconds: float, progress: Progress) -> Epoch:
+def run_epoch(loader: Iterable[Any], step: Callable[[Any], int], seconds: float, progress: Progress) -> TimedEpoch:
     """Call ``step`` on each batch, for at most so many seconds; it returns the number of samples in the batch."""
     samples, waited = 0, 0.0
     began = asked = time.perf_counter()
@@ -45,7 +45,7 @@ def run_epoch(loader: Iterable[Any], step: Callable[[Any], int], seconds: float,
         asked = time.perf_counter()
         if asked - began > seconds:
             break
-    return Epoch(samples, time.perf_counter() - began, waited)
+    return TimedEpoch(samples, time.perf_counter() - began, waited)
 
 
 def memory_note(watch: MemoryWatch, limit_bytes: int) -> str:
@@ -132,7 +132,7 @@ def mindeye_pipeline(paths: Sequence[str], columns: Sequence[str], batch_size: i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class BenchJob:
     """The work of every loader in a bench."""
 
     ds: Dataset
@@ -151,7 +151,7 @@ class Job:
         return [(each.origin(0).url, len(each)) for each in stores if len(each)]
 
 
-def torch_contender(job: Job) -> tuple[str, Iterable[Any]]:
+def torch_contender(job: BenchJob) -> tuple[str, Iterable[Any]]:
     """torch's DataLoader: over h5py if all files are HDF5, otherwise over penstock's own dataset, sample by sample."""
     _need("torch", "torch")
     by_hand = job.whole_rows and all(path.lower().endswith(HDF5_ENDINGS) for path, _ in job.files)
@@ -160,7 +160,7 @@ def torch_contender(job: Job) -> tuple[str, Iterable[Any]]:
     return name, dataloader(dataset, job.batch_size, job.workers)
 
 
-def webdataset_contender(job: Job) -> tuple[str, Iterable[Any]]:
+def webdataset_contender(job: BenchJob) -> tuple[str, Iterable[Any]]:
     """The webdataset package as its documentation shows it: shards split over workers, shuffled, decoded, batched."""
     _need("webdataset", "webdataset")
     paths = [path for path, _ in job.files]

@@ -44,12 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "data/*.h5"')
-    parser.add_argument("to", help="what to write: .zarr, .h5, .npy, .tar or .parquet; train-%%06d.tar for several")
+    parser.add_argument(
+        "to", help="what to write: .zarr, .h5, .npy, .tar, .parquet or .lmdb; train-%%06d.tar for several"
+    )
     parser.add_argument("--memory", default="512MiB", metavar="SIZE", help="most memory to hold (%(default)s)")
     parser.add_argument("--fields", nargs="+", metavar="NAME", help="these fields only")
     parser.add_argument("--mask", metavar="FILE", help="a boolean .npy array that selects a part of each row")
     parser.add_argument("--row-axis", type=int, default=0, metavar="N", help="the axis of the samples (%(default)s)")
-    parser.add_argument("--compression", choices=["zstd", "gzip", "none"], help="default: zstd for Zarr, none for HDF5")
+    parser.add_argument(
+        "--compression", choices=["auto", "zstd", "blosc", "gzip", "none"],
+        help="default: auto for Zarr (zstd where it saves a third), none for HDF5",
+    )  # fmt: skip
     parser.add_argument("--rows-per-chunk", type=count, metavar="N", help="default: about 1 MiB per chunk")
     parser.add_argument("--shard-bytes", default="256MiB", metavar="SIZE", help="size of shards, about (%(default)s)")
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="write rows in an order shuffled with this seed")
@@ -59,7 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--part", type=_part, metavar="K/N", help="only the K-th of N parts, for array jobs")
     parser.add_argument("--finish", action="store_true", help="only put together what the parts have done")
-    parser.add_argument("--no-verify", action="store_true", help="skip reading the output back to compare it")
+    check = parser.add_mutually_exclusive_group()
+    check.add_argument(
+        "--verify", action="store_true", help="at the end, compare the whole output with the source, read once more"
+    )
+    check.add_argument("--no-verify", action="store_true", help="skip reading what was written back to compare it")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an existing output, once the new one is complete"
     )
@@ -102,8 +111,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "memory": args.memory, "like": args.like, "announce": announce, "compression": args.compression,
         "rows_per_chunk": args.rows_per_chunk, "shard_bytes": args.shard_bytes, "shuffle": args.shuffle,
-        "workers": args.workers, "part": args.part, "only_finish": args.finish, "verify": not args.no_verify,
-        "overwrite": args.overwrite, "restart": args.restart, "dry_run": args.dry_run,
+        "workers": args.workers, "part": args.part, "only_finish": args.finish, "overwrite": args.overwrite,
+        "verify": "source" if args.verify else not args.no_verify, "restart": args.restart, "dry_run": args.dry_run,
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 
 import penstock
+from penstock.cli.arguments import count
 from penstock.cli.verify import print_total, print_unreadable, read_all
 from penstock.dataset.dataset import OnError
 from penstock.formats.open import open_quietly
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON, with sizes in bytes")
     parser.add_argument("--memory", metavar="SIZE", help="most memory that --deep may hold (default: a small amount)")
+    parser.add_argument("--workers", type=count, metavar="N", help="processes that --deep reads in (default: this one)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     found = penstock.inspect(ds)
     if not args.json:
         print(found, flush=True)
-    verdict = read_all(ds, args.memory) if args.deep else None
+    verdict = read_all(ds, {"memory": args.memory, "workers": args.workers}) if args.deep else None
     if args.json:
         print(json.dumps(found.as_json() | ({} if verdict is None else {"deep": verdict.as_json()}), indent=2))
     elif verdict is not None:

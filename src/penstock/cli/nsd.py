@@ -98,7 +98,6 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-ncsnr", type=float, help="leave out voxels with a lower noise ceiling")
     parser.add_argument("--sessions", type=int, nargs="+", metavar="N", help="these sessions only")
     parser.add_argument("--memory", default="256MiB", help="most memory to hold (%(default)s)")
-    parser.add_argument("--one-file", action="store_true", help="put all sessions into one file per subject")
     parser.add_argument("--folder", help="where the copies go (default: the folder penstock in the root)")
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
 
@@ -118,9 +117,8 @@ def _prepare(args: argparse.Namespace) -> int:
     roi = None if args.whole_brain else args.roi
     try:
         folder = _subject(args).prepare(
-            roi, min_ncsnr=args.min_ncsnr, sessions=args.sessions, memory=args.memory, one_file=args.one_file,
-            progress=progress,
-        )  # fmt: skip
+            roi, min_ncsnr=args.min_ncsnr, sessions=args.sessions, memory=args.memory, progress=progress
+        )
     finally:
         for each in bar:
             each.__exit__()

@@ -4,15 +4,18 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import penstock
 from penstock.base.progress import Progress
 from penstock.base.sizes import format_size
+from penstock.cli.arguments import count
 from penstock.files.files import Files
 from penstock.files.manifest import NAME
 from penstock.formats.paths import paths_of
-from penstock.loader.verify import Verdict, bytes_of, default_manifest, verify, write_manifest
+from penstock.loader.verify import Verdict, verify
+from penstock.loader.verify_files import bytes_of, default_manifest, write_manifest
 
 EXAMPLES = f"""examples:
   penstock verify "data/*.h5" --write
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--memory", metavar="SIZE", help="most memory that reading may hold (default: a small amount)")
+    parser.add_argument("--workers", type=count, metavar="N", help="read in so many processes (default: in this one)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     if args.manifest is None and not os.path.isfile(manifest):
         if not args.json:
             print(f"no {manifest} to compare with (--write makes one): reading everything", flush=True)
-        return _read(source, args.memory, as_json=args.json)
-    return _compare(source, manifest, args.memory, as_json=args.json)
+        return _read(source, {"memory": args.memory, "workers": args.workers}, as_json=args.json)
+    return _compare(source, manifest, {"memory": args.memory, "workers": args.workers}, as_json=args.json)
 
 
 def _write(source: str | list[str], goal: str | None, *, as_json: bool) -> int:
@@ -64,9 +68,9 @@ def _write(source: str | list[str], goal: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def _compare(source: str | list[str], manifest: str, memory: str | None, *, as_json: bool) -> int:
+def _compare(source: str | list[str], manifest: str, how: Mapping[str, Any], *, as_json: bool) -> int:
     total = bytes_of(source)
-    verdict = _verify(("comparing", total, "bytes", "changed"), source, manifest=manifest, memory=memory)
+    verdict = _verify(("comparing", total, "bytes", "changed"), source, manifest=manifest, **how)
     if as_json:
         print(json.dumps({"manifest": str(manifest), "bytes": total, **verdict.as_json()}, indent=2))
         return 0 if verdict.sound else 1
@@ -78,9 +82,9 @@ def _compare(source: str | list[str], manifest: str, memory: str | None, *, as_j
     return 0 if verdict.sound else 1
 
 
-def _read(source: str | list[str], memory: str | None, *, as_json: bool) -> int:
+def _read(source: str | list[str], how: Mapping[str, Any], *, as_json: bool) -> int:
     ds = penstock.open(source, on_error="skip")
-    verdict = read_all(ds, memory)
+    verdict = read_all(ds, how)
     if as_json:
         lost = {"files_left_out": [str(why) for why in ds.left_out], "fields_left_out": dict(ds.fields_left_out)}
         print(json.dumps({"manifest": None, **lost, **verdict.as_json()}, indent=2))
@@ -99,10 +103,10 @@ def _read(source: str | list[str], memory: str | None, *, as_json: bool) -> int:
     return 0 if verdict.sound and not ds.left_out else 1
 
 
-def read_all(ds: penstock.Dataset, memory: str | None) -> Verdict:
-    """Read everything, to find what cannot be read."""
+def read_all(ds: penstock.Dataset, how: Mapping[str, Any]) -> Verdict:
+    """Read everything, to find what cannot be read; ``how``: memory, and workers."""
     bar = ("reading", _count_values(ds), "values", "cannot be read")
-    return _verify(bar, ds, memory=memory)
+    return _verify(bar, ds, **how)
 
 
 def _verify(bar: tuple[str, int, str, str], source: Any, **options: Any) -> Verdict:

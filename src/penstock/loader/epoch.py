@@ -24,9 +24,9 @@ from penstock.loader.readers import Readers
 from penstock.loader.schedule import Batch
 from penstock.loader.source import Source
 from penstock.loader.state import Position
-from penstock.loader.stats import LeftOut, Meter, Stats
+from penstock.loader.stats import MEMORY_EVERY_S, LeftOut, Meter, Stats
 from penstock.loader.team import Team
-from penstock.loader.tuning import Counts, Tuner
+from penstock.loader.tuning import Tuner, TuningCounts
 
 
 class EpochIterator:
@@ -91,7 +91,8 @@ class Stream:
     def deliver(self) -> tuple[Any, int]:
         """The next batch, and how many samples it has."""
         readers = self.readers
-        if readers.slots.ensure(min(self._together, self._steps - self._next_start)):
+        left = self._together if readers.plan.is_tight else self._steps - self._next_start
+        if readers.slots.ensure(min(self._together, left)):
             self._more_slots()
         if not self._started:
             self._start(wait=True)
@@ -131,7 +132,7 @@ class Stream:
         readers = self.readers
         batch, self._failed = self._failed, None
         if batch is None:
-            batch = readers.get(self._next_start) if wait else readers.get_if_ready(self._next_start)
+            batch = self._wait() if wait else readers.get_if_ready(self._next_start)
         if batch is None:
             return False
         if batch.error is not None and not wait:  # raised where it would have come, after those before it
@@ -151,6 +152,12 @@ class Stream:
         self._started.append((self._output.start(arrays, rows), rows))
         self._next_start += 1
         return True
+
+    def _wait(self) -> Batch:
+        """The next batch. Threads that are waited for may hold more than they do whenever a batch is complete."""
+        while (batch := self.readers.get_if_ready(self._next_start, MEMORY_EVERY_S)) is None:
+            self._meter.look()
+        return batch
 
     def _without_bad(self, batch: Batch, arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """A batch without the samples that could not be read; the others move up."""
@@ -271,7 +278,7 @@ class Steps(ABC):
         meter, tuner, team = self._watchers.meter, self._watchers.tuner, self._watchers.team
         counts = [stream.readers.counts for stream in self.streams.values()]
         reading, computing = sum(each.reading for each in counts), sum(each.computing for each in counts)
-        if tuner.look(Counts(meter.samples, meter.waited_for_data, reading, computing)):
+        if tuner.look(TuningCounts(meter.samples, meter.waited_for_data, reading, computing)):
             meter.threads = tuner.threads = team.resize(tuner.threads)
 
 

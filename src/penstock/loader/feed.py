@@ -36,7 +36,7 @@ from penstock.loader.slots import Slots
 from penstock.loader.source import Options, Source
 from penstock.loader.state import Position
 from penstock.loader.stats import Meter, Stats
-from penstock.loader.team import Team
+from penstock.loader.team import Team, refuse_at_the_end
 from penstock.loader.tuning import Tuner
 
 # How long the next epoch waits for reads of the last one that are still under way, before it takes other slots.
@@ -169,12 +169,14 @@ class Feed:
 
     def make_team(self) -> Team:
         """Threads for the next epoch, with the reader processes if the plan has some."""
+        refuse_at_the_end()
         return Team(self._tuner.threads, self._ready_processes())
 
-    def wait_for_processes(self, seconds: float) -> None:
-        """Wait until the reader processes are up, so that what is measured is what they do."""
-        if self._processes is not None:
-            self._processes.wait(seconds)
+    def start_processes(self, seconds: float) -> None:
+        """Start the reader processes, and wait until they are up, so that what is measured is what they do."""
+        processes = self._ready_processes()
+        if processes is not None:
+            processes.wait(seconds)
 
     def begin(self, position: Position, team: Team) -> Steps:
         """Prepare an epoch from a position on, for a team that is started afterwards."""

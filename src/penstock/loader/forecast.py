@@ -25,7 +25,7 @@ from penstock.loader.plan import Plan, make_plan
 from penstock.loader.plan_request import Request
 from penstock.loader.plan_text import ALONE, HolderRow, as_html, text_lines
 from penstock.loader.request import memory_limit
-from penstock.loader.rivals import Habits, Job, Rival, rivals
+from penstock.loader.rivals import Habits, LoadingJob, Rival, rivals
 from penstock.loader.trial import try_out
 
 Shapes = Mapping[str, tuple[Sequence[int], Any]]
@@ -223,7 +223,7 @@ def _of_loader(ds: Dataset, loader: Loader, options: Mapping[str, Any], habits: 
     read_once = sum(once[path.field] for path in paths)
     whole_seconds = seconds * sum(path.stored_bytes for path in paths) / read_once if seconds and read_once else None
     stored = sum(path.stored_bytes / max(1, path.rows) for path in paths) or contents.sample_bytes
-    job = Job(loader.plan.batch_rows * contents.sample_bytes, stored, len(ds))
+    job = LoadingJob(loader.plan.batch_rows * contents.sample_bytes, stored, len(ds))
     ample = make_plan(replace(source.request, limit_bytes=UNBOUNDED, most_threads=0)).planned_bytes
     return Forecast(
         contents, loader.plan, ample_bytes=ample, pinned=source.output.pin is not None, world_size=deal.world_size,
@@ -251,7 +251,7 @@ def _from_shapes(shapes: Shapes, batch_size: int, files: int, habits: Habits, op
         limit_bytes=limit, limit_note=note, scratch_bytes=lambda rows: 0, shuffle_quality=1.0,
     )  # fmt: skip
     made, ample = make_plan(request), make_plan(replace(request, limit_bytes=UNBOUNDED)).planned_bytes
-    job = Job(made.batch_rows * contents.sample_bytes, contents.sample_bytes, contents.rows)
+    job = LoadingJob(made.batch_rows * contents.sample_bytes, contents.sample_bytes, contents.rows)
     return Forecast(
         contents, made, ample_bytes=ample, pinned=False, world_size=deal.world_size,
         read_bytes=contents.whole_bytes // deal.world_size, seconds=None, rivals=rivals(job, habits),

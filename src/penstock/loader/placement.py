@@ -40,6 +40,8 @@ CORES_FOR_PROCESSES = 4
 THREADS_PER_PROCESS = 2
 # Processes take at most this part of the budget: one in four bytes, or one in two to run a function.
 PART_OF_BUDGET, PART_FOR_FUNCTIONS = 4, 2
+# A process that would hold more than this would read for itself what one process can hold for all threads.
+MOST_PROCESS_BYTES = 512 * MiB
 # Less than this is read before processes are up.
 WORTH_BYTES = 64 * MiB
 
@@ -94,6 +96,9 @@ def place(
     sized = _with_sizes(store, wanted)
     if sized.why:
         return sized
+    if sized.process_bytes > MOST_PROCESS_BYTES:
+        each = format_size(sized.process_bytes)
+        return replace(found, why=f"threads read here: each process would hold {each} of its own")
     room = max(0, limit_bytes // part - sized.shared_bytes) // sized.process_bytes
     count = min(-(-wanted.threads // per_process), room)
     if count < 2:

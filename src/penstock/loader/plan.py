@@ -101,6 +101,8 @@ class Plan(_Reservations):
     """Rows that are mixed together where rows come in blocks; 0 where each can be read by itself."""
     window_batches: int
     """Batches that a window may reach into."""
+    is_tight: bool = False
+    """Whether the memory of free slots goes back to the system: not all of them fit at the same time."""
     shuffle_quality: float | None = None
     """1.0 is a uniform shuffle; None without shuffling."""
     amplification: float = 1.0
@@ -155,10 +157,17 @@ class Spent:
     request: Request
     rows_per_read: int
     slots: int
+    is_tight: bool = False
+    """Whether only rows that are filled take memory, and not whole slots."""
 
     @property
     def batch_bytes(self) -> int:
         return slot_bytes(self.request.fields, self.request.batch_rows)
+
+    @property
+    def slots_bytes(self) -> int:
+        """What all slots hold at most."""
+        return self.request.tight_bytes(self.slots) if self.is_tight else self.slots * self.batch_bytes
 
     @property
     def thread_bytes(self) -> int:
@@ -207,10 +216,11 @@ def make_joint_plan(requests: Mapping[str, Request]) -> JointPlan:
     }  # fmt: skip
     plans = {
         name: Plan(
-            **common, holders={plan_text.BATCHES: one.slots * one.batch_bytes}, batch_rows=one.request.batch_rows,
+            **common, holders={plan_text.BATCHES: one.slots_bytes}, batch_rows=one.request.batch_rows,
             batch_bytes=one.batch_bytes, slots=one.slots, slots_wanted=one.slots_wanted(working),
             rows_per_read=one.rows_per_read, window_rows=one.request.window_rows,
-            window_batches=window_batches(one.request), shuffle_quality=one.request.shuffle_quality,
+            window_batches=one.request.window_batches, is_tight=one.is_tight,
+            shuffle_quality=one.request.shuffle_quality,
             amplification=one.request.amplification, advice=one.request.advice,
         )
         for name, one in spent.items()
@@ -222,7 +232,7 @@ def _by_name(spent: Mapping[str, Spent], threads: int) -> dict[str, int]:
     """Bytes by holder, where each dataset's batches are a holder."""
     shared = holders(list(spent.values()), threads)
     del shared[plan_text.BATCHES]
-    return {**{plan_text.batches_of(name): one.slots * one.batch_bytes for name, one in spent.items()}, **shared}
+    return {**{plan_text.batches_of(name): one.slots_bytes for name, one in spent.items()}, **shared}
 
 
 def _spare_threads(spent: Sequence[Spent], threads: int, planned_bytes: int) -> int:
@@ -251,6 +261,9 @@ def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
     threads = next(number for number in range(wanted, 0, -1) if number == 1 or fits(spent, number))
     if threads < wanted:
         return threads, spent
+    tight, spent = spent, [replace(one, is_tight=False) for one in spent]
+    if not fits(spent, threads):
+        return threads, tight
     for number, request in enumerate(requests):
         sizes = _read_sizes(request)
         for rows in sizes:
@@ -291,14 +304,18 @@ def _at_work(threads: int, requests: int) -> int:
 def least(request: Request) -> Spent:
     """The smallest set-up that works at all: of an epoch of one batch, nothing is filled while the caller has it."""
     rows = _read_sizes(request)[-1]
-    return Spent(request, rows, 1 if request.steps <= 1 else _usual_slots(request, rows))
+    if request.steps <= 1:
+        return Spent(request, rows, 1)
+    loose = Spent(request, rows, _usual_slots(request, rows))
+    tight = replace(loose, is_tight=True)
+    return tight if request.can_be_tight and tight.slots_bytes < loose.slots_bytes else loose
 
 
 def holders(spent: Sequence[Spent], threads: int) -> dict[str, int]:
     """Bytes by what they are for. A thread's scratch serves whatever it reads; what indices share counts once."""
     shared = {which: size for one in spent for which, size in one.request.shared_index.items()}
     return {
-        plan_text.BATCHES: sum(one.slots * one.batch_bytes for one in spent),
+        plan_text.BATCHES: sum(one.slots_bytes for one in spent),
         plan_text.READING: threads * _thread_bytes(spent),
         plan_text.SCHEDULE: sum(
             one.slots * record_bytes(one.request.batch_rows) + WINDOW_ROW_BYTES * one.request.window_rows
@@ -342,16 +359,9 @@ def _read_bytes(request: Request, rows: int) -> int:
     return request.scratch_bytes(rows) + READ_ROW_BYTES * rows
 
 
-def window_batches(request: Request) -> int:
-    """Batches that a window may reach into: it can begin and end within one."""
-    if not request.window_rows:
-        return 0
-    return min(-(-request.window_rows // request.batch_rows) + 1, max(1, request.steps))
-
-
 def _slots_wanted(request: Request, threads: int, rows_per_read: int) -> int:
     """Beyond these, more slots would only hold batches that nobody waits for."""
-    in_flight = window_batches(request) or -(-threads * rows_per_read // request.batch_rows)
+    in_flight = request.window_batches or -(-threads * rows_per_read // request.batch_rows)
     return 2 * in_flight + 2 + request.spare_slots
 
 
@@ -375,5 +385,5 @@ def _whole_share(rows: int, batch_rows: int) -> int:
 
 def _usual_slots(request: Request, rows_per_read: int) -> int:
     """One batch in the caller's hands, which may be the last of an epoch that is over, and those filled together."""
-    together = window_batches(request) or max(1, rows_per_read // request.batch_rows)
+    together = request.window_batches or max(1, rows_per_read // request.batch_rows)
     return 1 + min(together, request.steps) + (request.spare_slots if request.steps > 1 else 0)

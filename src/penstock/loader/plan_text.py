@@ -74,7 +74,8 @@ def _describe_reading(plan: "Plan") -> str:
 
 
 def _describe_batches(plan: "Plan") -> str:
-    return f"{plan.slots} of {count(plan.batch_rows, 'row')}, {format_size(plan.batch_bytes)} each"
+    tight = ", of which only filled rows take memory" if plan.is_tight else ""
+    return f"{plan.slots} of {count(plan.batch_rows, 'row')}, {format_size(plan.batch_bytes)} each{tight}"
 
 
 def refusal(requests: "Mapping[str, Request]", smallest: Mapping[str, int], limit_bytes: int) -> str:
@@ -85,10 +86,11 @@ def refusal(requests: "Mapping[str, Request]", smallest: Mapping[str, int], limi
     costliest = max(requests, key=lambda name: smallest[batches_of(name)])
     most = max(smallest, key=lambda holder: smallest[holder])
     request = requests[costliest]
+    copy = f". A copy made once with {request.remedy} needs less" if most == INDEX and request.remedy else ""
     return (
         f"memory={format_size(limit_bytes)} is too small{several}: the smallest that works is {format_size(needed)} "
         f"({needed:,} bytes: {parts}). Most goes to {most}. {_describe_batch(costliest, request)}"
-        f"{_describe_window(request)}Raise memory, or lower batch_size, or leave fields out with columns"
+        f"{_describe_window(request)}Raise memory, or lower batch_size, or leave fields out with columns{copy}"
     )
 
 

@@ -22,7 +22,6 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 
 from penstock.base import stop
 from penstock.base.counters import Counters
@@ -31,7 +30,7 @@ from penstock.errors import ReadersNotStarted, WorkerDied
 from penstock.loader import wire
 from penstock.loader.reader_process import EndEpoch, OpenLane, Ready, Setup
 from penstock.loader.shipment import Shipment
-from penstock.loader.wire import Answer, Task
+from penstock.loader.wire import ReadAnswer, ReadTask
 
 # How long a process may take to start again, on a machine that is busy with something else.
 START_WITHIN_S = 60.0
@@ -49,7 +48,7 @@ ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
 )
 
-# The path comes first: it is where penstock itself may be found.
+# The path comes first: the caller's modules are found there.
 _BEGIN = (
     "import sys; sys.path[:] = sys.argv[2:]; from penstock.loader.reader_process import main; main(int(sys.argv[1]))"
 )
@@ -59,13 +58,16 @@ class ReaderDied(WorkerDied):
     """A read killed the processes that did it."""
 
 
+class NoReader(WorkerDied):
+    """There is no process to do a read that may have killed one."""
+
+
 class ReaderProcesses:
     """The processes of one loader."""
 
     def __init__(self, count: int, shipment: Shipment, *, skip: bool) -> None:
-        self._setup = Setup(os.getpid(), shipment.layout, skip)
-        stores = shipment.load()
-        self.processes = [ReaderProcess(self._setup, stores) for _ in range(count)]
+        setup, stores, paths = Setup(os.getpid(), shipment.layout, skip), shipment.load(), _import_paths()
+        self.processes = [ReaderProcess(setup, stores, paths) for _ in range(count)]
         self._lanes: dict[int, Lane] = {}
         self._next_generation = 0
         self._finalizer = weakref.finalize(
@@ -124,11 +126,20 @@ def _shut_down(processes: Sequence["ReaderProcess"], lanes: Mapping[int, "Lane"]
         os.close(stores)
 
 
+def _import_paths() -> list[str]:
+    """Where a process finds modules: as this one does now, wherever either goes later; penstock itself at the end."""
+    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    try:
+        return [os.path.abspath(path) for path in sys.path if isinstance(path, str)] + [own]
+    except FileNotFoundError:  # the current folder is gone
+        return [path for path in sys.path if isinstance(path, str) and os.path.isabs(path)] + [own]
+
+
 class ReaderProcess:
     """One process: started when it is first needed, and again when it died."""
 
-    def __init__(self, setup: Setup, stores: int) -> None:
-        self._setup, self._stores = setup, stores
+    def __init__(self, setup: Setup, stores: int, paths: Sequence[str]) -> None:
+        self._setup, self._stores, self._paths = setup, stores, paths
         self._child: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._turn = threading.Condition(threading.RLock())
@@ -141,7 +152,7 @@ class ReaderProcess:
         self.failure = ""
         """Why it cannot be started."""
         self._early_deaths = 0
-        """How often it died before it was up."""
+        """How often in a row it died before it was up."""
         self.life = 0
         """Counts its starts: sockets belong to one life."""
         self.restarts = 0
@@ -162,6 +173,10 @@ class ReaderProcess:
         if self._suspects:
             with self._turn:
                 self._turn.wait_for(lambda: not self._suspects)
+        return self._is_up_now()
+
+    def _is_up_now(self) -> bool:
+        """Whether it is up; starts it if it is not there."""
         if not self._turn.acquire(blocking=False):
             return False
         try:
@@ -169,22 +184,18 @@ class ReaderProcess:
                 return self.is_up
             if not self._is_starting:
                 self._start()
-            return self._hear(0)
+            return self._hear()
         finally:
             self._turn.release()
 
     def restart(self) -> None:
         """Start it again, if it is not up, and wait until it is."""
-        with self._turn:
-            until = time.monotonic() + START_WITHIN_S
-            while not self.is_up:
-                left_s = until - time.monotonic()
-                if self.failure or left_s < 0:
-                    why = self.failure or f"nothing came from the new one in {START_WITHIN_S:.0f} s"
-                    raise ReaderDied(f"a reader process died, and could not be started again: {why}")
-                if not self._is_starting:
-                    self._start()
-                self._hear(left_s)
+        until = time.monotonic() + START_WITHIN_S
+        while not self._is_up_now():
+            if self.failure or self._is_closed or stop.asked() or time.monotonic() > until:
+                why = self.failure or f"nothing came from the new one in {START_WITHIN_S:.0f} s"
+                raise NoReader(f"a reader process died, and could not be started again: {why}")
+            time.sleep(LOOK_EVERY_S)
 
     def kill(self) -> None:
         """End it at once; it is started again when it is needed."""
@@ -200,7 +211,10 @@ class ReaderProcess:
     def open_lane(self) -> tuple[socket.socket, int]:
         """A socket to a new thread of the process, and the life that it belongs to."""
         with self._turn:
-            here, there = socket.socketpair()
+            try:
+                here, there = socket.socketpair()
+            except OSError as error:
+                raise NoReader(f"a reader process cannot be asked: {error}") from error
             with there:
                 if not self.is_up or not self._try_to_tell(OpenLane(), [there.fileno()]):
                     here.close()
@@ -238,31 +252,29 @@ class ReaderProcess:
         if self._child is not None:  # it died: had it been killed here, it would be forgotten
             self.restarts += 1
             self._reap()
-        if not sys.executable:
-            self._fail("this program does not say which Python it runs")
+        if not sys.executable or hasattr(sys, "frozen"):
+            self._fail("this program does not say which Python runs it")
             return
-        here, there = socket.socketpair()
-        self._control = here
-        paths = [path for path in sys.path if isinstance(path, str)]
         try:
+            self._control, there = socket.socketpair()
             with there:
                 self._child = subprocess.Popen(  # noqa: S603  # our own module
-                    [sys.executable, "-c", _BEGIN, str(there.fileno()), *paths],
-                    pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **ONE_THREAD},
+                    [sys.executable, "-c", _BEGIN, str(there.fileno()), *self._paths],
+                    pass_fds=[there.fileno()], stdin=subprocess.PIPE, env={**os.environ, **ONE_THREAD},
                 )  # fmt: skip
             self.life += 1
             self._is_starting = True
-            wire.send(here, self._setup, [self._stores])
+            wire.send(self._control, self._setup, [self._stores])
         except OSError as error:
             self._fail(str(error))
 
-    def _hear(self, wait_s: float) -> bool:
-        """Whether the process has said that it is ready; waits no longer than that for it."""
+    def _hear(self) -> bool:
+        """Whether the process has said that it is ready."""
         if self._control is None:
             return False
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
-        if not poll.poll(wait_s * 1000):
+        if not poll.poll(0):
             return False
         self._is_starting = False
         try:
@@ -275,7 +287,7 @@ class ReaderProcess:
         if ready.failure:
             self._fail(ready.failure)
             return False
-        self.is_up = True
+        self.is_up, self._early_deaths = True, 0
         return True
 
     def _fail(self, why: str) -> None:
@@ -295,6 +307,8 @@ class ReaderProcess:
         if control is not None:
             control.close()
         if child is not None:
+            assert child.stdin is not None
+            child.stdin.close()
             child.kill()
             with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, in a read that does not return
                 child.wait(GIVE_UP_WITHIN_S)
@@ -323,9 +337,12 @@ class Lane:
 
     def is_ready(self) -> bool:
         """Whether the process can take a read now."""
-        return self.process.look()
+        try:
+            return self.process.look() and self._connect()
+        except (EOFError, NoReader):  # it died just now, or this process has no descriptor left
+            return False
 
-    def do(self, task: Task, descriptor: int) -> Answer:
+    def do(self, task: ReadTask, descriptor: int) -> ReadAnswer:
         """Have a read done; ``ReaderDied`` if it killed the process twice, the second time by itself.
 
         descriptor:  of the memory of the slots, which the process is sent with its first task
@@ -338,7 +355,7 @@ class Lane:
             return NOTHING
         return self.do_alone(task, descriptor)
 
-    def do_alone(self, task: Task, descriptor: int) -> Answer:
+    def do_alone(self, task: ReadTask, descriptor: int) -> ReadAnswer:
         """Have a read done while nobody else reads in the process; ``ReaderDied`` if it kills it."""
         with self.process.alone():
             self.process.restart()
@@ -348,20 +365,18 @@ class Lane:
                 self.process.died(self._life)
         raise ReaderDied("reader processes died while they did this read")
 
-    def _ask(self, task: Task, descriptor: int) -> Answer:
+    def _ask(self, task: ReadTask, descriptor: int) -> ReadAnswer:
         assert task.memory is not None
         self.is_busy = True
         try:
-            if self._socket is None or self._life != self.process.life:
-                self._connect()
+            self._connect()
             assert self._socket is not None
             if self._sent.get(task.source) == task.memory.key:
-                wire.send(self._socket, replace(task, memory=None))
+                wire.send(self._socket, task._replace(memory=None))
             else:
                 wire.send(self._socket, task, [descriptor])
                 self._sent[task.source] = task.memory.key
-            answer: Answer = wire.receive(self._socket)[0]
-            return answer
+            return wire.receive_answer(self._socket)
         finally:
             self.is_busy = False
 
@@ -370,11 +385,13 @@ class Lane:
         if self._socket is not None:
             self._socket.close()
 
-    def _connect(self) -> None:
-        self.close()
-        self._sent.clear()
-        self._socket, self._life = self.process.open_lane()
+    def _connect(self) -> bool:
+        if self._socket is None or self._life != self.process.life:
+            self.close()
+            self._sent.clear()
+            self._socket, self._life = self.process.open_lane()
+        return True
 
 
-NOTHING = Answer(0.0, 0.0, Counters())
+NOTHING = ReadAnswer(0.0, 0.0, Counters())
 """Of a read that nobody waits for any more."""

@@ -1,25 +1,24 @@
 """The only module that imports torch: tensors, pinned slots, device copies, ranks, and torch's own loader."""
 
+import os
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from math import prod
+from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
 import numpy as np
 import torch
 import torch.utils.data
+from torch.multiprocessing.reductions import reduce_tensor
 
-from penstock.base.sizes import MiB
+from penstock.base.dtypes import is_half
+from penstock.base.sizes import KiB
 from penstock.base.spec import Cast
 from penstock.dataset.rewrite import Rescale
 from penstock.errors import ConfigError
-
-# Shared memory is taken as a whole, other memory as it is filled: where a batch may have more than will ever come, that
-# is what counts.
-SHARED_AT_MOST = 1024 * MiB
+from penstock.loader.rooms import CAN_SHARE, find_room, receive
 
 
 def rank_and_world(group: Any = None) -> tuple[int, int] | None:
@@ -52,6 +51,8 @@ def torch_loader(*args: Any, **options: Any) -> Any:
 
 def tensor(array: np.ndarray) -> torch.Tensor:
     """The same memory as a tensor."""
+    if array.dtype.kind == "V":  # bfloat16, which torch does not take from numpy
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
@@ -65,48 +66,75 @@ def stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(values))
 
 
-class Rooms:
-    """Memory for batches of this process: used again when the last tensor over it is gone. Fresh pages are slow."""
-
-    MOST_KEPT = 3
-
-    def __init__(self) -> None:
-        self._lent: list[tuple[np.ndarray, weakref.ref[np.ndarray]]] = []
-
-    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of any content."""
-        size = prod(shape) * dtype.itemsize
-        memory = next((memory for memory, user in self._lent if user() is None and memory.nbytes == size), None)
-        if memory is None:
-            # Not by numpy: it asks for huge pages, and making those takes long on a busy machine.
-            memory = torch.empty(size, dtype=torch.uint8).numpy()
-        loan = memory.view()  # torch keeps it for as long as any tensor over it lives
-        kept = [(other, user) for other, user in self._lent if other is not memory][-self.MOST_KEPT + 1 :]
-        self._lent = [*kept, (memory, weakref.ref(loan))]
-        return torch.from_numpy(loan).view(dtype).view(shape)
+def is_plain(values: torch.Tensor) -> bool:
+    """Whether a tensor is no more than numbers in memory."""
+    usual = type(values) is torch.Tensor and values.device.type == "cpu" and values.layout == torch.strided
+    return usual and not (values.requires_grad or values.is_quantized or values.is_conj() or values.is_neg())
 
 
-def room_for(values: torch.Tensor, rows: int, rooms: Rooms | None = None) -> torch.Tensor | None:
-    """A tensor to stack so many of such values in; None for unusual ones.
+def tensor_over(memory: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Bytes as a tensor, which keeps them for as long as any tensor over them lives."""
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
-    In a worker of torch's loader it lies in memory that is shared, as it does where torch collates: whoever sends it to
-    another process then copies nothing.
-    """
-    plain = type(values) is torch.Tensor and values.device.type == "cpu" and values.layout == torch.strided
-    if not plain or values.requires_grad or values.is_quantized:
-        return None
-    shape, size = (rows, *values.shape), rows * values.numel() * values.element_size()
-    if worker_and_workers() is None and rooms is not None and 0 < size <= SHARED_AT_MOST:
-        return rooms.lend(shape, values.dtype)
-    if worker_and_workers() is None or not 0 < size <= SHARED_AT_MOST:
-        return torch.empty(shape, dtype=values.dtype)
-    room = torch.UntypedStorage._new_shared(size, device="cpu")
-    return torch.empty(0, dtype=values.dtype).set_(room).view(shape)
+
+def write_row(block: torch.Tensor, row: int, values: torch.Tensor) -> None:
+    """Copy into a row of a tensor, by this thread alone: torch would wake others for each."""
+    try:
+        source = values.numpy()
+    except (RuntimeError, TypeError):  # what numpy cannot hold
+        block[row] = values
+        return
+    np.copyto(block[row].numpy(), source)
+
+
+SENT_BY_VALUE = 64 * KiB
+"""Copying so many bytes takes less than sending a descriptor of them."""
+
+
+def send_rooms() -> bool:
+    """From now on, this worker of torch's loader sends tensors in rooms as they are; False where it cannot."""
+    can = CAN_SHARE and torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
+    if can:
+        ForkingPickler.register(torch.Tensor, _reduced)
+    return can
+
+
+def _reduced(values: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """How a tensor is sent: torch's own way is to put each into fresh shared memory."""
+    if not is_plain(values) or not values.numel():
+        return reduce_tensor(values)
+    if values.nbytes <= SENT_BY_VALUE and values.is_contiguous():
+        data = bytearray(values.reshape(-1).view(torch.uint8).numpy())
+        return _by_value, (data, values.dtype, tuple(values.shape), values.stride())
+    room = find_room(values.untyped_storage().data_ptr())
+    if room is None:
+        return reduce_tensor(values)
+    descriptor = room.locked_descriptor()
+    try:
+        sent = DupFd(descriptor)
+    finally:
+        os.close(descriptor)
+    where = len(room.memory), os.getpid(), room.number
+    return _in_room, (sent, where, values.dtype, tuple(values.shape), values.stride(), values.storage_offset())
+
+
+def _by_value(data: bytearray, dtype: torch.dtype, *layout: Any) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=dtype).as_strided(*layout)
+
+
+def _in_room(sent: Any, where: tuple[int, int, int], dtype: torch.dtype, *layout: Any) -> torch.Tensor:
+    """A tensor in a room of another process."""
+    descriptor = sent.detach()
+    try:
+        memory = receive(descriptor, *where)
+    finally:
+        os.close(descriptor)
+    return torch.from_numpy(memory).view(dtype).as_strided(*layout)
 
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The same memory as tensors, which keep it lent for as long as they or views of them live; objects as lists."""
-    return {name: list(array) if array.dtype.hasobject else torch.from_numpy(array) for name, array in arrays.items()}
+    return {name: list(array) if array.dtype.hasobject else tensor(array) for name, array in arrays.items()}
 
 
 def find_device(name: Any) -> torch.device | None:
@@ -126,7 +154,7 @@ def find_device(name: Any) -> torch.device | None:
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
     """``numpy.float32 -> torch.float32``."""
-    return torch.from_numpy(np.empty(0, dtype)).dtype
+    return tensor(np.empty(0, dtype)).dtype
 
 
 class DeviceCopies:
@@ -186,21 +214,27 @@ class DeviceCopies:
     def _move(self, name: str, array: np.ndarray, rows: np.ndarray) -> Any:
         if array.dtype.hasobject:
             return list(array)
-        tensor = torch.from_numpy(array).to(self.device, non_blocking=self._stream is not None)
+        values = tensor(array).to(self.device, non_blocking=self._stream is not None)
         if name in self._rescales:
-            tensor = self._rescales[name](tensor, rows)
-        cast = self._casts.get(name)
-        if cast is not None:
-            tensor = tensor.to(torch_dtype(cast.dtype))
-            if cast.divisor != 1:
-                tensor = tensor.div_(cast.divisor)
-            if cast.scale != 1:
-                tensor = tensor.mul_(cast.scale)
-            if cast.offset != 0:
-                tensor = tensor.add_(cast.offset)
+            values = self._rescales[name](values, rows)
+        if name in self._casts:
+            values = _converted(values, self._casts[name])
         if name in self._axes:
-            tensor = tensor.permute(0, *(axis + 1 for axis in self._axes[name])).contiguous()
-        return tensor
+            values = values.permute(0, *(axis + 1 for axis in self._axes[name])).contiguous()
+        return values
+
+
+def _converted(values: torch.Tensor, cast: Cast) -> torch.Tensor:
+    """The same operations as on the way into a slot: half precision is computed in single, and rounded once."""
+    dtype = torch_dtype(cast.dtype)
+    values = values.to(torch.float32 if cast.changes_values and is_half(cast.dtype) else dtype)
+    if cast.divisor != 1:
+        values = values.div_(cast.divisor)
+    if cast.scale != 1:
+        values = values.mul_(cast.scale)
+    if cast.offset != 0:
+        values = values.add_(cast.offset)
+    return values.to(dtype)
 
 
 class _DeviceRescale:

@@ -1,9 +1,12 @@
 """A reader process: threads that do a loader's reads, straight into the loader's slots.
 
 ``processes.py`` starts it, as a fresh interpreter. It has one control socket, and one more socket per thread (a lane).
-It ends when the loader does: the control socket is then closed, or the process has another parent.
+It ends when the loader does: its standard input and the control socket are then closed. Where a forked child of the
+loader's process has inherited them, it ends because it has another parent.
 """
 
+import fcntl
+import io
 import os
 import pickle
 import select
@@ -24,13 +27,17 @@ from penstock.base import stop as stopping
 from penstock.base.machine import anonymous_bytes
 from penstock.base.scratch import map_shared
 from penstock.dataset.store import StoreBase
-from penstock.errors import PenstockError, WorkerDied
+from penstock.errors import DecodeFailed, PenstockError, WorkerDied
 from penstock.loader import wire
+from penstock.loader.nonfinite import not_finite
 from penstock.loader.schedule import Batch, Read
-from penstock.loader.shipment import Layout, unload
+from penstock.loader.shipment import Layout, pickle_any, unload
 from penstock.loader.slot_writer import SlotWriter
 from penstock.loader.slots import SlotBlock, block_bytes
-from penstock.loader.wire import Answer, SentError, SharedBlock, Task
+from penstock.loader.wire import ReadAnswer, ReadTask, SentError, SharedBlock
+
+# A traceback is sent up to twice this length: its begin and its end.
+LONGEST_TEXT = 20_000
 
 # How often it looks whether its parent is still there: sockets may have been inherited by others.
 LOOK_FOR_PARENT_EVERY_MS = 500
@@ -71,6 +78,9 @@ class EndEpoch:
 def main(descriptor: int) -> NoReturn:
     """Serve until the loader is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the loader decides
+    _end_with_standard_input()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a function may print, and this process ends without notice
     control = socket.socket(fileno=descriptor)
     try:
         setup, (stored,) = wire.receive(control)
@@ -79,6 +89,19 @@ def main(descriptor: int) -> NoReturn:
     except (EOFError, OSError):
         pass  # the loader is gone
     os._exit(0)
+
+
+def _end_with_standard_input() -> None:
+    """Let the system end this process when its standard input is closed, also while a function holds the interpreter.
+
+    Functions find nothing in standard input.
+    """
+    life = os.dup(0)
+    nothing, end = os.pipe()
+    os.close(end)
+    os.dup2(nothing, 0)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)  # from now on SIGIO tells of it, which ends a process
 
 
 def _start(control: socket.socket, setup: Setup, stored: int) -> "Reader":
@@ -136,27 +159,26 @@ class Reader:
         try:
             while True:
                 task, descriptors = wire.receive(lane)
-                wire.send(lane, self._answer(task, descriptors))
+                _send(lane, task, self._answer(task, descriptors))
         except (EOFError, OSError):
             pass  # the loader needs it no more
         finally:
             memory.release()
             lane.close()
 
-    def _answer(self, task: Task, descriptors: Sequence[int]) -> Answer:
+    def _answer(self, task: ReadTask, descriptors: Sequence[int]) -> ReadAnswer:
         self._begin(task)
         try:
             return self._do(task, descriptors)
         except BaseException as error:
-            sent = _sent(error)
-            return Answer(0.0, 0.0, counters.collect(), errors=dict.fromkeys(range(len(task.slots)), sent))
+            return _failed(task, error)
         finally:
             with self._turn:
                 self._busy -= 1
                 if self._busy == 0 and self._ended >= task.generation:
                     self._close()
 
-    def _begin(self, task: Task) -> None:
+    def _begin(self, task: ReadTask) -> None:
         with self._turn:
             self._busy += 1
             if task.generation <= self._ended:
@@ -169,8 +191,10 @@ class Reader:
         if memory.prepared_bytes() < task.scratch_bytes:
             memory.prepare(task.scratch_bytes)
 
-    def _do(self, task: Task, descriptors: Sequence[int]) -> Answer:
+    def _do(self, task: ReadTask, descriptors: Sequence[int]) -> ReadAnswer:
         block = self._block(task, descriptors)
+        if task.is_look:
+            return ReadAnswer(0.0, 0.0, counters.collect(), not_finite=_not_finite(task, block))
         batches = [Batch(step=number, slot=slot, rows=task.rows[:0]) for number, slot in enumerate(task.slots)]
         read = Read(
             batches=batches, rows=task.rows, places=task.places, bounds=task.bounds, scattered=task.scattered,
@@ -178,14 +202,14 @@ class Reader:
         )  # fmt: skip
         writer = SlotWriter(self._stores[task.source], block.memory_of, skip=self._skip)
         if stopping.asked():
-            return Answer(0.0, 0.0, counters.collect())
+            return ReadAnswer(0.0, 0.0, counters.collect())
         notes = _Notes()
         if task.is_watched:
             with notes:
                 costs = writer.do(read)
         else:
             costs = writer.do(read)
-        return Answer(
+        return ReadAnswer(
             costs.reading, costs.computing, costs.tally,
             errors={batch.step: _sent(batch.error) for batch in batches if batch.error is not None},
             left_out={
@@ -197,7 +221,7 @@ class Reader:
             notes=list(notes),
         )  # fmt: skip
 
-    def _block(self, task: Task, descriptors: Sequence[int]) -> SlotBlock:
+    def _block(self, task: ReadTask, descriptors: Sequence[int]) -> SlotBlock:
         """The memory of a dataset's slots. It is sent with the first read of each lane."""
         if task.memory is not None:
             self._map(task.source, task.memory, descriptors[0])
@@ -222,6 +246,11 @@ class _Notes(list[tuple[str, Any, int]]):
         counters.note_to(None)
 
 
+def _not_finite(task: ReadTask, block: SlotBlock) -> dict[str, dict[int, int]]:
+    arrays, first = block.memory_of(task.slots[0])
+    return {name: not_finite(arrays[name][first : first + len(task.rows)]) for name in task.fields or ()}
+
+
 def _taken_objects(read: Read, block: SlotBlock) -> dict[str, list[Any]]:
     """The Python objects that a read has put into slots, which then forget them."""
     begins = [block.memory_of(batch.slot)[1] for batch in read.batches]
@@ -232,6 +261,23 @@ def _taken_objects(read: Read, block: SlotBlock) -> dict[str, list[Any]]:
             taken[name] = list(objects[at])
             objects[at] = None
     return taken
+
+
+def _send(lane: socket.socket, task: ReadTask, answer: ReadAnswer) -> None:
+    """Send an answer. Objects that a decoder of the caller's made may not pickle: that is an error of the read."""
+    try:
+        data = wire.framed(pickle_any(answer))
+    except Exception as error:
+        failed = DecodeFailed(
+            f"what a decoder returned cannot be sent from a reader process ({type(error).__name__}: {error}); "
+            f"processes=0 reads in the training process"
+        )
+        data = wire.framed(pickle.dumps(_failed(task, failed)))
+    lane.sendall(data)
+
+
+def _failed(task: ReadTask, error: BaseException) -> ReadAnswer:
+    return ReadAnswer(0.0, 0.0, counters.collect(), errors=dict.fromkeys(range(len(task.slots)), _sent(error)))
 
 
 def _sent(error: BaseException) -> SentError:
@@ -247,7 +293,8 @@ def _sent(error: BaseException) -> SentError:
 
 
 def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error)).rstrip()
+    text = "".join(traceback.format_exception(error)).rstrip()
+    return text if len(text) <= 2 * LONGEST_TEXT else f"{text[:LONGEST_TEXT]}\n…\n{text[-LONGEST_TEXT:]}"
 
 
 if __name__ == "__main__":

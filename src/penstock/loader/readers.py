@@ -6,7 +6,8 @@ caller with their step; an error is raised where its batch would have come.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
@@ -15,17 +16,18 @@ import numpy as np
 from penstock.base import counters, scratch
 from penstock.base import stop as stopping
 from penstock.base.counters import Counters
+from penstock.base.dtypes import is_inexact
 from penstock.base.sizes import MiB
 from penstock.dataset.store import StoreBase
 from penstock.errors import DataError, WorkerDied
 from penstock.loader.nonfinite import Nan, not_finite
 from penstock.loader.plan import SHARE_ABOVE_BYTES, Plan
-from penstock.loader.processes import Lane, ReaderDied
+from penstock.loader.processes import Lane, NoReader, ReaderDied
 from penstock.loader.schedule import Batch, BatchRows, DeferredFields, Epoch, Read, reads
 from penstock.loader.slot_writer import ReadCosts, SlotWriter
 from penstock.loader.slots import Slots
 from penstock.loader.team import Team
-from penstock.loader.wire import Answer, SharedBlock, Task
+from penstock.loader.wire import ReadAnswer, ReadTask, SharedBlock
 
 _DIED_WAY_OUT = (
     "A decoder or a function of yours crashes there, or there is too little memory: "
@@ -88,8 +90,9 @@ class Readers:
         self.number = number
         """Which of the loader's datasets this is."""
         self.writer = SlotWriter(store, slots.memory, skip=faults.skip)
-        self._floats = [name for name, spec in store.fields.items() if faults.nan != "pass" and spec.dtype.kind in "fc"]
+        self._floats = [name for name, spec in store.fields.items() if faults.nan != "pass" and is_inexact(spec.dtype)]
         self.counts = ReadCounts()
+        self._shared = SharedBlock(slots.key, slots.rows, slots.planned)
         self.scratch_bytes = store.scratch_bytes(plan.rows_per_read)
         self.all_taken = False
         self._counting = threading.Lock()
@@ -105,14 +108,11 @@ class Readers:
 
     # For the caller's thread.
 
-    def get(self, step: int) -> Batch:
-        """The batch of this step, as soon as it is complete. Its slot is then the caller's to lend or give back."""
-        while step not in self._complete:
-            self._receive(self._posted.get())
-        return self._complete.pop(step)
-
     def get_if_ready(self, step: int, wait_s: float = 0) -> Batch | None:
-        """The same without waiting, or without waiting longer than that for a result."""
+        """The batch of this step if it is complete; waits no longer than that for a result.
+
+        Its slot is then the caller's to lend or give back.
+        """
         try:
             while step not in self._complete:
                 self._receive(self._posted.get(timeout=wait_s) if wait_s else self._posted.get_nowait())
@@ -169,11 +169,14 @@ class Readers:
         assert descriptor is not None
         costs = ReadCosts()
         try:
-            self._take_in(read, lane.do(self._task(read, generation), descriptor), costs)
+            costs = self._take_in(read, lane.do(self._task(read, generation), descriptor))
         except ReaderDied:
             for number in range(len(read.batches)):
                 self._find_killer(read, read.of_batch(number), lane, generation, costs)
-        self.post(read, costs)
+        except NoReader as error:  # it may kill: it is not done here
+            for batch in read.batches:
+                batch.error = error
+        self.post(read, costs, lane, generation)
 
     def fail(self, error: BaseException) -> None:
         """Let the caller's ``get`` raise: a thread has ended."""
@@ -189,19 +192,16 @@ class Readers:
 
     # Reads in other processes.
 
-    def _task(self, read: Read, generation: int) -> Task:
-        slots = self.slots
-        return Task(
+    def _task(self, read: Read, generation: int) -> ReadTask:
+        return ReadTask(
             generation=generation, source=self.number, seed=self.epoch.seed, epoch=self.epoch.number,
             slots=[batch.slot for batch in read.batches], rows=read.rows, places=read.places, bounds=read.bounds,
             scattered=read.scattered, share=read.share, fields=read.fields, scratch_bytes=self.scratch_bytes,
-            is_watched=counters.is_watched(), memory=SharedBlock(slots.key, slots.rows, slots.planned),
+            is_watched=counters.is_watched(), memory=self._shared,
         )  # fmt: skip
 
-    def _take_in(self, read: Read, answer: Answer, costs: ReadCosts) -> None:
-        costs.reading += answer.reading
-        costs.computing += answer.computing
-        costs.tally.add(answer.tally)
+    def _take_in(self, read: Read, answer: ReadAnswer) -> ReadCosts:
+        """Note what came of a read in its batches; returns what it cost."""
         for number, error in answer.errors.items():
             read.batches[number].error = error.rebuild()
         for number, found in answer.left_out.items():
@@ -214,6 +214,7 @@ class Readers:
             at = read.places + np.repeat(np.array(begins), np.diff(read.bounds))
             for place, value in zip(at.tolist(), values, strict=True):
                 arrays[name][place] = value
+        return ReadCosts(answer.reading, answer.computing, answer.tally)
 
     def _find_killer(self, read: Read, part: BatchRows, lane: Lane, generation: int, costs: ReadCosts) -> None:
         """Do part of a read that kills processes, by halves, down to the sample that no process survives."""
@@ -222,7 +223,7 @@ class Readers:
         if stopping.asked():
             return
         try:
-            self._take_in(some, lane.do_alone(self._task(some, generation), self.slots.descriptor), costs)
+            costs.add(self._take_in(some, lane.do_alone(self._task(some, generation), self.slots.descriptor)))
         except ReaderDied as died:
             if len(part.rows) == 1:
                 self._give_up(part, died)
@@ -231,6 +232,8 @@ class Readers:
             for half in (slice(None, middle), slice(middle, None)):
                 one_half = BatchRows(part.batch, part.rows[half], part.places[half])
                 self._find_killer(read, one_half, lane, generation, costs)
+        except NoReader as error:
+            part.batch.error = error
 
     def _give_up(self, part: BatchRows, died: ReaderDied) -> None:
         """A sample that no process survives: leave it out, or let its batch raise."""
@@ -243,8 +246,8 @@ class Readers:
 
     # Complete batches.
 
-    def post(self, read: Read, costs: ReadCosts) -> None:
-        """Take in a read that was done, and post the batches that are complete now."""
+    def post(self, read: Read, costs: ReadCosts, lane: Lane | None = None, generation: int = 0) -> None:
+        """Take in a read that was done, here or in a lane's process, and post the batches that are complete now."""
         with self._counting:
             self.counts.reading += costs.reading
             self.counts.computing += costs.computing
@@ -260,19 +263,32 @@ class Readers:
             began = time.perf_counter()
             for batch in complete:
                 if batch.error is None:
-                    self._find_not_finite(batch)
+                    self._check_finite(batch, self._not_finite(batch, lane, generation))
             with self._counting:
                 self.counts.reading += time.perf_counter() - began
         if complete:
             self._posted.put(complete)
 
-    def _find_not_finite(self, batch: Batch) -> None:
-        """Count the NaN and infinite values of a complete batch, or treat their samples as unreadable."""
+    def _not_finite(self, batch: Batch, lane: Lane | None, generation: int) -> Mapping[str, dict[int, int]]:
+        """How many values of each row are NaN or infinite, by field; looked for where the batch was read."""
+        if lane is not None and self.slots.descriptor is not None:
+            whole = Read(
+                batches=[batch], rows=batch.rows, places=batch.rows[:0], bounds=(0, len(batch.rows)),
+                fields=tuple(self._floats),
+            )  # fmt: skip
+            task = self._task(whole, generation)._replace(is_look=True)
+            with suppress(ReaderDied, NoReader):
+                answer = lane.do(task, self.slots.descriptor)
+                if not answer.errors:
+                    return answer.not_finite
         arrays, first = self.slots.memory(batch.slot)
+        return {name: not_finite(arrays[name][first : first + len(batch.rows)]) for name in self._floats}
+
+    def _check_finite(self, batch: Batch, not_finite: Mapping[str, dict[int, int]]) -> None:
+        """Count the values of a complete batch that are NaN or infinite, or treat their samples as unreadable."""
         left_out = {place for place, _ in batch.left_out}
-        for name in self._floats:
-            found = not_finite(arrays[name][first : first + len(batch.rows)])
-            found = {place: count for place, count in found.items() if place not in left_out}
+        for name, places in not_finite.items():
+            found = {place: count for place, count in places.items() if place not in left_out}
             if not found:
                 continue
             if self.faults.nan == "count":

@@ -10,7 +10,7 @@ from penstock.base.machine import free_bytes
 from penstock.base.sizes import MiB, format_size, parse_size
 from penstock.base.spec import Cast, ReadPath, row_bytes
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.explain import advice, read_paths
+from penstock.dataset.explain import advice
 from penstock.dataset.rewrite import choose_fields
 from penstock.dataset.store import StoreBase
 from penstock.errors import ConfigError
@@ -32,6 +32,7 @@ DEFAULT_SHARE = 4
 
 def request_for(
     store: StoreBase,
+    paths: Sequence[ReadPath],
     order: Order,
     *,
     batch_size: int,
@@ -41,9 +42,8 @@ def request_for(
     memory: int | str | None,
     spare_slots: int,
 ) -> Request:
-    """The input of a plan."""
+    """The input of a plan; ``paths`` say how the store is read."""
     limit, note = memory_limit(memory)
-    paths = read_paths(store)
     placement = place(store, paths, threads, processes, limit)
     return Request(
         fields=store.fields,
@@ -57,6 +57,7 @@ def request_for(
         most_rows=store.rows_at_once,
         index_bytes=store.index_bytes,
         shared_index=store.shared_index,
+        free_fields=frozenset(store.free_fields),
         **_blocks(order),
         **_layout(order, paths),
         spare_slots=spare_slots,

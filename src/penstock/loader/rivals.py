@@ -24,7 +24,7 @@ WORKER_BYTES = 10 * MiB
 
 
 @dataclass(frozen=True)
-class Job:
+class LoadingJob:
     """What to load, as far as it matters to any loader."""
 
     batch_bytes: int
@@ -51,12 +51,12 @@ class Rival:
     text: str
 
 
-def rivals(job: Job, habits: Habits) -> list[Rival]:
+def rivals(job: LoadingJob, habits: Habits) -> list[Rival]:
     """The memory that the usual loaders would hold."""
     return [_dataloader(job, habits.workers), _webdataset(job, habits)]
 
 
-def _dataloader(job: Job, workers: int) -> Rival:
+def _dataloader(job: LoadingJob, workers: int) -> Rival:
     name = f"torch DataLoader, {counted(workers)}"
     if not workers:
         return Rival(name, TORCH_BATCHES_ALONE * job.batch_bytes, "samples, their stack, and the batch before")
@@ -65,7 +65,7 @@ def _dataloader(job: Job, workers: int) -> Rival:
     return Rival(name, int(batches * job.batch_bytes) + workers * WORKER_BYTES, text)
 
 
-def _webdataset(job: Job, habits: Habits) -> Rival:
+def _webdataset(job: LoadingJob, habits: Habits) -> Rival:
     processes = max(1, habits.workers)
     held = min(habits.shuffle_buffer, -(-job.rows // processes))
     buffers = int(processes * held * job.stored_bytes)

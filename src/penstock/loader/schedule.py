@@ -106,17 +106,20 @@ def reads(
 def _steps(epoch: Epoch, together: int, batch_rows: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """So many steps at a time: the lowest position, all rows, and the bounds of each step among them.
 
-    The order is asked for thousands of positions at a time.
+    An epoch begins with one step, then two, then four: its first batch waits for no others. The order is asked for
+    thousands of positions at a time.
     """
-    deal = epoch.deal
+    deal, count = epoch.deal, 1
     stride = together * max(1, PIECE // (together * batch_rows))
     for first in range(0, deal.steps, stride):
         last = min(first + stride, deal.steps)
         positions, bounds = deal.positions(first, last)
         rows = epoch.order.at(epoch.number, positions)
-        for begin in range(0, last - first, together):
-            here = bounds[begin : begin + together + 1]
+        begin = 0
+        while begin < last - first:
+            here = bounds[begin : begin + count + 1]
             yield int(positions[here[0] : here[-1]].min()), rows[here[0] : here[-1]], here - here[0]
+            begin, count = begin + count, min(2 * count, together)
 
 
 def _row_reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read | None]:
@@ -159,12 +162,21 @@ def _block_reads(
     waiting: list[_OpenRows] = []
     steps = _steps(epoch, 1, plan.batch_rows)
     step, ahead = 0, next(steps, None)
+    begins: list[int] = []  # of the batches that are not complete
+    least = plan.window_batches if plan.is_tight else 0
     for window in range(int(np.searchsorted(windows, deal.start, side="right")) - 1, len(windows) - 1):
         opened = []
-        while ahead is not None and ahead[0] < windows[window + 1]:
+        after = [*begins[1:], deal.length if ahead is None else ahead[0]]  # a batch ends where the next one begins
+        del begins[: sum(begin <= windows[window] for begin in after)]
+        # Where memory is tight, a window begins when at most one batch is complete: the one in the caller's hands.
+        while len(begins) < least or (ahead is not None and ahead[0] < windows[window + 1]):
             while (slot := take_slot()) is None:
                 yield None
+            if ahead is None:  # nothing will be read into this slot
+                begins.append(deal.length)
+                continue
             opened.append(Batch(step, slot, ahead[1]))
+            begins.append(ahead[0])
             step, ahead = step + 1, next(steps, None)
         if opened:
             waiting.append(_OpenRows(opened, order.starts, shares))

@@ -4,20 +4,26 @@ Large arrays (tables of chunks, names of samples, arrays in memory) are not part
 memory, which each process maps: what is written there stays private to the process.
 """
 
+import io
 import os
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
-from penstock.base.scratch import aligned, map_shared, shared_buffer
+from penstock.base import fork
+from penstock.base.scratch import aligned, map_shared
 from penstock.dataset.map import Mapped
 from penstock.dataset.store import StoreBase
+from penstock.loader.slots import shared_memory
 
 # What unpickling may fail with in a process of its own, beyond ImportError: whatever the caller's modules raise.
 CANNOT_PICKLE = (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError, RecursionError, ImportError)
+
+# Which modules are sent by value is known to the whole process, and loaders may be made in several threads.
+_REGISTERING = fork.Lock()
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,8 @@ class Shipment:
     """Stores as they are sent. Making one copies no arrays; ``load`` does."""
 
     def __init__(self, stores: Sequence[StoreBase]) -> None:
-        import cloudpickle  # also takes lambdas, closures, and functions of notebooks and scripts
-
         buffers: list[pickle.PickleBuffer] = []
-        with _sent_by_value(stores):
-            stream = cloudpickle.dumps(list(stores), protocol=5, buffer_callback=buffers.append)
-        self._parts = [memoryview(stream), *(buffer.raw() for buffer in buffers)]
+        self._parts = [memoryview(_pickled(stores, buffers)), *(buffer.raw() for buffer in buffers)]
         self.layout = Layout([part.nbytes for part in self._parts])
 
     @property
@@ -67,7 +69,7 @@ class Shipment:
 
     def load(self) -> int:
         """A descriptor of memory that holds it."""
-        memory, descriptor = shared_buffer(self.bytes)
+        memory, descriptor = shared_memory(self.bytes)
         for begin, part in zip(self.layout.begins, self._parts, strict=True):
             memory[begin : begin + part.nbytes] = part
         return descriptor
@@ -81,22 +83,30 @@ def functions(store: StoreBase) -> Iterator[Any]:
         yield from functions(child)
 
 
-@contextmanager
-def _sent_by_value(stores: Sequence[StoreBase]) -> Iterator[None]:
-    """Inside the ``with``, functions of modules that another process could not import are pickled with their code."""
-    import cloudpickle
+def _pickled(stores: Sequence[StoreBase], buffers: list[pickle.PickleBuffer]) -> bytes:
+    """Functions and classes of modules that another process could not import are pickled with their code."""
+    import cloudpickle  # also takes lambdas, closures, and functions of notebooks and scripts
 
-    names = {getattr(function, "__module__", None) or "" for store in stores for function in functions(store)}
-    by_value = [name for name in names if name != "__main__" and not is_imported_again(name)]
-    modules = [sys.modules[name] for name in by_value if name in sys.modules]
-    modules = [module for module in modules if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
+    by_value: dict[str, bool] = {}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, item: Any) -> Any:
+            name = getattr(item, "__module__", None) if isinstance(item, FunctionType | type) else None
+            if isinstance(name, str) and name not in by_value:
+                by_value[name] = name in sys.modules and name != "__main__" and not is_imported_again(name)
+                by_value[name] &= name not in cloudpickle.list_registry_pickle_by_value()
+                if by_value[name]:
+                    cloudpickle.register_pickle_by_value(sys.modules[name])
+            return super().reducer_override(item)
+
+    stream = io.BytesIO()
+    with _REGISTERING:
+        try:
+            Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(list(stores))
+        finally:
+            for name in (name for name, is_registered in by_value.items() if is_registered):
+                cloudpickle.unregister_pickle_by_value(sys.modules[name])
+    return stream.getvalue()
 
 
 def is_imported_again(name: str) -> bool:
@@ -105,7 +115,12 @@ def is_imported_again(name: str) -> bool:
     if package in ("", "__main__"):
         return False
     finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
-    return any(find(package, None) is not None for find in finders if find is not None)
+    specs = (find(package, None) for find in finders if find is not None)
+    spec = next((spec for spec in specs if spec is not None), None)
+    here = getattr(sys.modules.get(package), "__file__", None)
+    if spec is None or here is None or not spec.has_location:
+        return spec is not None
+    return os.path.realpath(spec.origin) == os.path.realpath(here)  # or else another module of the same name
 
 
 def unload(descriptor: int, layout: Layout) -> list[Any]:
@@ -115,3 +130,14 @@ def unload(descriptor: int, layout: Layout) -> list[Any]:
     parts = [memory[begin : begin + size] for begin, size in zip(layout.begins, layout.sizes, strict=True)]
     stores: list[Any] = pickle.loads(parts[0].data, buffers=parts[1:])  # noqa: S301  # made by our own process
     return stores
+
+
+def pickle_any(message: Any) -> bytes:
+    """Pickled, also if it holds objects of the caller's own classes, which are recognized when they come back."""
+    try:
+        return pickle.dumps(message, protocol=5)
+    except Exception:
+        import cloudpickle
+
+        found: bytes = cloudpickle.dumps(message, protocol=5)
+        return found

@@ -34,6 +34,12 @@ class ReadCosts:
     tally: Counters = field(default_factory=Counters)
     """What was read and decoded."""
 
+    def add(self, other: "ReadCosts") -> None:
+        """Add the costs of another read."""
+        self.reading += other.reading
+        self.computing += other.computing
+        self.tally.add(other.tally)
+
 
 class SlotWriter:
     """Fills slots from one store. Faults are recorded in the batches that they belong to."""

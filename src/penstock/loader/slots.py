@@ -24,8 +24,17 @@ from typing import Any
 import numpy as np
 
 from penstock.base import stop
-from penstock.base.scratch import aligned, buffer, shared_buffer
+from penstock.base.scratch import (
+    LARGE_PAGE,
+    aligned,
+    buffer,
+    page_bytes,
+    return_pages,
+    shared_buffer,
+    use_large_pages,
+)
 from penstock.base.spec import Fields
+from penstock.errors import Unavailable
 
 Pin = Callable[[np.ndarray], Callable[[], None]]
 """Locks a block of memory for device copies; returns a function that unlocks it."""
@@ -39,6 +48,17 @@ def slot_bytes(fields: Fields, rows: int) -> int:
     return sum(aligned(rows * spec.row_bytes) for spec in fields.values())
 
 
+def shared_memory(bytes_: int) -> tuple[np.ndarray, int]:
+    """Memory for reader processes too, and its descriptor."""
+    try:
+        return shared_buffer(bytes_)
+    except OSError as error:
+        raise Unavailable(
+            f"{bytes_:,} bytes that processes share cannot be had: {error.strerror}. Let this process have more open "
+            f"files (ulimit -n) or memory; processes=0 needs neither"
+        ) from error
+
+
 class Slots:
     """``planned`` buffers of ``rows`` rows, and more while the caller keeps batches.
 
@@ -46,9 +66,16 @@ class Slots:
     """
 
     def __init__(
-        self, fields: Fields, rows: int, planned: int, pin: Pin | None = None, *, is_shared: bool = False
+        self,
+        fields: Fields,
+        rows: int,
+        planned: int,
+        pin: Pin | None = None,
+        *,
+        is_shared: bool = False,
+        is_tight: bool = False,
     ) -> None:
-        self.fields, self.rows, self.planned = fields, rows, planned
+        self.fields, self.rows, self.planned, self._is_tight = fields, rows, planned, is_tight
         self.key = next(_KEYS)
         """Tells the memory of these slots from that of others."""
         self.added_peak = 0
@@ -56,10 +83,12 @@ class Slots:
         size = block_bytes(fields, rows * planned)
         self._descriptor: int | None = None
         if is_shared:
-            memory, self._descriptor = shared_buffer(size)
+            memory, self._descriptor = shared_memory(size)
         else:
             memory = buffer(size)
         self._block: SlotBlock | None = SlotBlock(fields, rows, 0, memory, planned)
+        if is_tight:
+            self._block.use_large_pages()
         if self._descriptor is not None:
             close = weakref.finalize(self._block, stop.call_in_finalizer, os.close, self._descriptor)
             close.atexit = False
@@ -142,6 +171,8 @@ class Slots:
             name: np.asarray(_Lent(block, {**interface, "data": (address + place * step, False)}, loan))
             for name, (interface, address, step) in block.interfaces.items()
         }
+        for name in block.unnamed:
+            lent[name] = lent[name].view(self.fields[name].dtype)
         if rows != self.rows:
             lent = {name: array[:rows] for name, array in lent.items()}
         if not block.objects:
@@ -193,6 +224,8 @@ class Slots:
                 self.give_back(self._returned.get_nowait())
 
     def _set_free(self, number: int) -> None:
+        if self._is_tight and self._block is not None and number < self.planned:
+            self._block.return_pages(number)
         self._free.put(number)
         self._wake_ups.put(None)
 
@@ -221,7 +254,22 @@ class SlotBlock:
             interface = array[:rows].__array_interface__
             self.interfaces[name] = interface, interface["data"][0], rows * fields[name].row_bytes
             begin += aligned(size)
+        self.unnamed = [name for name, array in self.arrays.items() if array.dtype.kind == "V"]
+        """Fields whose dtype numpy's description of memory has no name for."""
         self.arrays |= self.objects
+
+    def use_large_pages(self) -> None:
+        """Let large rows come in large pages: pages that come and go must be few."""
+        for array in self.arrays.values():
+            if array.dtype != object and page_bytes(array[:1].nbytes) == LARGE_PAGE:
+                use_large_pages(array)
+
+    def return_pages(self, number: int) -> None:
+        """Return the memory of a slot to the system; it comes back row by row as the slot is filled."""
+        begin = (number - self.first_slot) * self.rows
+        for array in self.arrays.values():
+            if array.dtype != object:
+                return_pages(array[begin : begin + self.rows])
 
     def memory_of(self, number: int) -> tuple[dict[str, np.ndarray], int]:
         """The arrays that hold a slot, and the row of them at which it begins."""

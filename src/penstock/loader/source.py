@@ -67,14 +67,14 @@ class Source:
         self.columns, self.fields = check_columns(ds, options.columns), ds.fields
         self._views = {name: axes.order for name, axes in ds.axes.items() if not axes.contiguous}
         self.store = output.prepare(*chosen(ds, self.columns))
+        paths = read_paths(self.store)
         self.request = request_for(
-            self.store, order, batch_size=self.deal.batch_size, steps=self.deal.steps, threads=options.threads,
+            self.store, paths, order, batch_size=self.deal.batch_size, steps=self.deal.steps, threads=options.threads,
             processes=options.processes, memory=options.memory, spare_slots=output.spare_slots,
         )  # fmt: skip
         self.seed = options.seed
         self.identity = {"data": ds.fingerprint, **order.describe()}
         """What a saved position is compared with."""
-        paths = read_paths(self.store)
         self.codecs, self.unchecked = codecs(paths), unchecked(paths)
         self.files_left_out = [str(why) for why in ds.left_out]
         self.slots: Slots | None = None
@@ -95,7 +95,9 @@ class Source:
                 self.close()  # a read that does not return may still write to these slots
         if self.slots is None:
             rows, count = self.plan.batch_rows, self.plan.slots
-            self.slots = Slots(self.store.fields, rows, count, self.output.pin, is_shared=is_shared)
+            self.slots = Slots(
+                self.store.fields, rows, count, self.output.pin, is_shared=is_shared, is_tight=self.plan.is_tight
+            )
         what = Epoch(epoch, self.order, replace(self.deal, start=samples), self.seed)
         self._readers = Readers(
             self.store, what, self.plan, self.slots, team, wanted_at=wanted_at, faults=self.faults, number=number

@@ -30,12 +30,16 @@ if TYPE_CHECKING:
 END_WITHIN_S = 1.5
 
 
+def refuse_at_the_end() -> None:
+    """Refuse to begin while Python ends: a thread would be started, and never run."""
+    if sys.is_finalizing():
+        raise Unavailable("Python is ending, and starts no more threads: read what you need before that")
+
+
 class Team:
     """The threads of one epoch."""
 
     def __init__(self, threads: int, processes: "ReaderProcesses | None" = None) -> None:
-        if sys.is_finalizing():  # a thread would be started, and never run
-            raise Unavailable("Python is ending, and starts no more threads: read what you need before that")
         self._processes = processes
         self._generation = 0 if processes is None else processes.begin()
         self.wake_ups: SimpleQueue[None] = SimpleQueue()

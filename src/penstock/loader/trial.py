@@ -60,7 +60,7 @@ def try_out(loader: Loader, seconds: float) -> Trial:
     """Read for about so many seconds with a loader that is used for nothing else; less if the rate settles early."""
     feed = feed_of(loader)
     team = feed.make_team()
-    feed.wait_for_processes(WAIT_AT_MOST_S)
+    feed.start_processes(WAIT_AT_MOST_S)
     steps = feed.begin(Position(0, {ALONE: 0}), team)
     stream = steps.streams[ALONE]
     began = time.perf_counter()

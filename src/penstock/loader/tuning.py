@@ -59,7 +59,7 @@ def next_threads(periods: Sequence[Period], most: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class Counts:
+class TuningCounts:
     """Running totals, as ``Period`` has them."""
 
     samples: int
@@ -67,7 +67,7 @@ class Counts:
     reading: float
     computing: float
 
-    def since(self, before: "Counts", threads: int, seconds: float) -> Period:
+    def since(self, before: "TuningCounts", threads: int, seconds: float) -> Period:
         """The period between two looks."""
         return Period(
             threads, seconds, samples=self.samples - before.samples, waited=self.waited - before.waited,
@@ -82,7 +82,7 @@ class Tuner:
         self.threads, self._most = threads, most
         self.settled = threads >= most
         self._periods: list[Period] = []
-        self._began: tuple[float, Counts] | None = None
+        self._began: tuple[float, TuningCounts] | None = None
         self._batches = 0
 
     def begin(self) -> None:
@@ -98,7 +98,7 @@ class Tuner:
         self._batches += 1
         return now - self._began[0] >= PERIOD_S and self._batches >= PERIOD_BATCHES
 
-    def look(self, counts: Counts) -> bool:
+    def look(self, counts: TuningCounts) -> bool:
         """When it is due: whether ``threads`` has changed."""
         now = time.perf_counter()
         if self._began is None:

@@ -3,29 +3,39 @@
 Fields are read one by one, so that a broken one does not hide another, by a loader in the order of the file, which
 leaves out what cannot be read and says why. Where rows come in blocks of many chunks, the first broken chunk hides the
 others of its block, so those blocks are read again in small shares.
+
+The work is a list of independent tasks: some rows of one field, or some bytes of one file. They run in this process, in
+several, or on any ``concurrent.futures.Executor``.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.base import checks
+from penstock.base.executors import checked_executor, run
+from penstock.base.machine import cores
 from penstock.base.sizes import MiB
 from penstock.base.spec import row_bytes
 from penstock.base.urls import is_remote
 from penstock.dataset.dataset import Dataset
+from penstock.dataset.lazy import row_edges
 from penstock.dataset.store import StoreBase
 from penstock.errors import BudgetExceeded, ConfigError, DataError, PenstockError, SourceError
 from penstock.files import manifest as manifests
-from penstock.files.files import Files, files_below
-from penstock.files.manifest import BLOCK_BYTES, Manifest, digest_of
+from penstock.files.files import Files
 from penstock.formats.open import open, source_of
 from penstock.formats.paths import Path, paths_of
 from penstock.formats.zip_table import damaged_members, is_zip
 from penstock.loader.loader import Loader
 from penstock.loader.stats import LeftOut
+from penstock.loader.verify_files import PIECE_BYTES, Damage, Engine, Progress, find_damages, no_progress
 
 SMALL_BUDGET = 256 * MiB
 BATCH_BYTES = 8 * MiB
@@ -48,19 +58,6 @@ class Fault:
         first, last = min(self.rows), max(self.rows)
         which = f"row {first:,}" if len(self.rows) == 1 else f"{len(self.rows):,} rows from {first:,} to {last:,}"
         return f"{self.field}, {which}: {self.why}"
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Bytes of a file that differ from its manifest, or a file that is missing or not listed."""
-
-    file: str
-    begin: int
-    end: int
-    why: str
-
-    def __str__(self) -> str:
-        return self.why
 
 
 @dataclass(frozen=True)
@@ -94,20 +91,14 @@ class Verdict:
         }
 
 
-Progress = Callable[[int, int], None]
-"""Called with the number of values (or bytes, with a manifest) checked since the last call, and of faults so far."""
-
-
-def _no_progress(more: int, bad: int) -> None:
-    """Show nothing."""
-
-
 def verify(
     source: Any,
     *,
     manifest: Path | None = None,
     memory: int | str | None = None,
-    progress: Progress = _no_progress,
+    executor: Executor | str | None = None,
+    workers: int | None = None,
+    progress: Progress = no_progress,
     **options: Any,
 ) -> Verdict:
     """Check all of a dataset, or of what ``open(source, **options)`` opens, and report what is wrong.
@@ -115,25 +106,36 @@ def verify(
     Without a manifest every value is read and decoded, which finds what the format's own checksums notice. With one,
     every file is compared with it; if something differs, all samples are read to find those affected.
 
-    memory:    as for ``Loader``; 256 MiB if not given and enough
+    memory:    of each worker, as for ``Loader``; 256 MiB if not given and enough
+    executor:  "serial" for this process and its threads (the default where ``workers`` is not given), "processes", or
+               any ``concurrent.futures.Executor``; all its workers must see the same files
+    workers:   tasks that run at a time
     """
+    engine = _engine(executor, workers)
     if manifest is None:
         ds = source if isinstance(source, Dataset) else open(source, **options)
-        return _with_archives(_read_all(ds, memory, progress), source_of(ds))
+        return _with_archives(_read_all(ds, memory, engine, progress), source_of(ds))
     if isinstance(source, Dataset):
         raise ConfigError("verify(dataset, manifest=…): expected the files themselves: a path, a pattern, or a list")
     known, files = manifests.load(manifest), Files()
     paths = paths_of(source, files)
     if is_remote(paths[0]):
         known = known.of_addresses(paths)
-    damages = tuple(_damages(known, paths, files, progress))
+    damages = tuple(find_damages(known, paths, engine, progress))
     if not damages:
         return Verdict((), 0, 0)
     try:
         with_manifest = open(source, **{**options, "manifest": manifest, "on_error": "skip"})
     except PenstockError:  # the damaged bytes are needed to open it
         return Verdict((), 0, 0, damages)
-    return replace(_read_all(with_manifest, memory, _no_progress), damages=damages)
+    return replace(_read_all(with_manifest, memory, engine, no_progress), damages=damages)
+
+
+def _engine(executor: Any, workers: int | None) -> Engine:
+    chosen = "serial" if executor is None and workers is None else checked_executor(executor)
+    return chosen, 1 if chosen == "serial" else cores() if workers is None else checks.whole(
+        "workers", workers, least=1
+    )
 
 
 def _with_archives(verdict: Verdict, source: Any) -> Verdict:
@@ -145,123 +147,87 @@ def _with_archives(verdict: Verdict, source: Any) -> Verdict:
     return replace(verdict, damages=damages, unchecked=() if archives and archives == paths else verdict.unchecked)
 
 
-def write_manifest(source: Any, path: Path | None = None, *, progress: Progress = _no_progress) -> str:
-    """Write a manifest: sizes and digests of the files that ``open(source)`` opens. Returns its path.
+class _Rows(NamedTuple):
+    """Some rows of one field."""
 
-    By default that is ``penstock-manifest.json`` in the folder that contains all of them; ``path`` chooses another.
-    Names in it are relative to its folder, which must therefore contain all files.
-    """
-    files = Files()
-    paths = paths_of(source, files)
-    goal = os.fspath(path) if path is not None else default_manifest(paths)
-    remote = is_remote(paths[0])
-
-    def digested() -> Iterator[tuple[str, int, bytes]]:
-        for each in _all_files(paths, goal):
-            file = files.identify(each)
-            digests = []
-            with files.lend(file) as handle:
-                for begin in range(0, file.size, BLOCK_BYTES):
-                    end = min(begin + BLOCK_BYTES, file.size)
-                    digests.append(digest_of(handle.fill, begin, end))
-                    progress(end - begin, 0)
-            yield each, file.size, b"".join(digests)
-
-    try:
-        manifests.write(manifests.new(goal, paths if remote else ()), digested())
-    finally:
-        files.close()
-    return goal
+    field: str
+    begin: int
+    end: int
 
 
-def default_manifest(paths: Iterable[str]) -> str:
-    """Where a manifest of these files or folders is expected: in the folder that contains all of them."""
-    folders = [os.path.dirname(os.path.abspath(path.rstrip("/"))) for path in paths if not is_remote(path)]
-    return os.path.join(os.path.commonpath(folders) if folders else "", manifests.NAME)
+class _Found(NamedTuple):
+    """What is wrong with some rows of one field."""
+
+    rows: _Rows
+    faults: list[Fault]
+    unreadable: int
+    filled: int
+    unchecked: tuple[str, ...]
 
 
-def bytes_of(source: Any) -> int:
-    """Bytes that a manifest of these files would cover."""
-    files = Files()
-    paths = paths_of(source, files)
-    try:
-        return sum(files.identify(each).size for each in _all_files(paths, ""))
-    finally:
-        files.close()
-
-
-def _all_files(paths: Iterable[str], besides: str) -> Iterator[str]:
-    for path in paths:
-        if is_remote(path):
-            yield path
-        else:
-            yield from (each for each in files_below(path) if not _is_same(each, besides))
-
-
-def _is_same(path: str, other: str) -> bool:
-    return os.path.basename(path) == os.path.basename(other) and os.path.abspath(path) == os.path.abspath(other)
-
-
-def _damages(known: Manifest, paths: Iterable[str], files: Files, progress: Progress) -> Iterator[Damage]:
-    bad = 0
-    for path in paths:
-        for name in known.below(path):
-            whole = f"{known.folder}/{name}" if is_remote(path) else os.path.join(known.folder, name)
-            if not is_remote(path) and not os.path.exists(whole):
-                bad += 1
-                why = f"{whole}: the manifest {known.path} lists it, and it is not there; restore it"
-                yield Damage(whole, 0, known.sizes[name], why)
-        for each in _all_files([path], known.path):
-            for found in _compared(known, each, files):
-                if isinstance(found, Damage):
-                    bad += 1
-                    yield found
-                else:
-                    progress(found, bad)
-    files.close()
-
-
-def _compared(known: Manifest, path: str, files: Files) -> Iterator[Damage | int]:
-    """What is wrong with a file, and how many bytes were checked."""
-    try:
-        file = files.identify(path)
-        known.check_size(path, file.size)
-    except (DataError, SourceError) as error:
-        yield Damage(path, 0, known.sizes.get(known.name_of(path), 0), str(error))
-        return
-    with files.lend(file) as handle:
-        for number, begin, end in known.blocks(known.span(path)):
-            try:
-                known.compare_block(path, handle.fill, number, begin, end)
-            except (DataError, SourceError) as error:
-                yield Damage(path, begin, end, str(error))
-            yield end - begin
-
-
-def _read_all(ds: Dataset, memory: int | str | None, progress: Progress) -> Verdict:
+def _read_all(ds: Dataset, memory: int | str | None, engine: Engine, progress: Progress) -> Verdict:
     """Read and decode every value of every field."""
-    faults: list[Fault] = []
-    unreadable = filled = 0
-    unchecked: tuple[str, ...] = ()
-    for field in ds.fields:
-        only, before = ds.only(field), unreadable
-        with _loader(only, memory) as loader:
-            for more, bad in _epoch(loader):
-                unreadable = before + bad
-                progress(more, unreadable)
-            stats = loader.stats()
-            found = list(_together(field, stats.left_out))
-            filled += stats.chunks_filled
-            unchecked += tuple(stats.unchecked)
-        faults += _looked_into(only, found)
-        only.close()
-    return Verdict(tuple(faults), unreadable, filled, (), unchecked)
+    tasks = [piece for field in ds.fields for piece in _row_pieces(ds.only(field), field, whole=engine[0] == "serial")]
+    found: dict[_Rows, _Found] = {}
+    if engine[0] == "serial":
+        for piece in tasks:
+            before = sum(each.unreadable for each in found.values())
+            found[piece] = _read_piece((ds, memory), piece, partial(_add, progress, before))
+    else:
+        for each in run(engine[0], _read_alone, (ds, memory), tasks, engine[1]):
+            found[each.rows] = each
+            progress(each.rows.end - each.rows.begin, sum(done.unreadable for done in found.values()))
+    in_order = [found[piece] for piece in tasks]
+    unchecked = dict.fromkeys(name for each in in_order for name in each.unchecked)
+    return Verdict(
+        tuple(_merged(fault for each in in_order for fault in each.faults)), sum(each.unreadable for each in in_order),
+        sum(each.filled for each in in_order), (), tuple(unchecked),
+    )  # fmt: skip
 
 
-def _loader(ds: Dataset, memory: int | str | None) -> Loader:
+def _add(progress: Progress, before: int, more: int, bad: int) -> None:
+    progress(more, before + bad)
+
+
+def _row_pieces(ds: Dataset, field: str, *, whole: bool) -> list[_Rows]:
+    """All rows, or whole blocks of about as many bytes each."""
+    edges = [0, len(ds)] if whole else row_edges(ds, PIECE_BYTES // max(1, row_bytes(ds.fields))).tolist()
+    return [_Rows(field, begin, end) for begin, end in pairwise(edges)]
+
+
+def _merged(faults: Iterable[Fault]) -> Iterator[Fault]:
+    """One fault where tasks found the same."""
+    rows: dict[tuple[str, str], tuple[int, ...]] = {}
+    for fault in faults:
+        rows[fault.field, fault.why] = rows.get((fault.field, fault.why), ()) + fault.rows
+    return (Fault(field, which, why) for (field, why), which in rows.items())
+
+
+def _read_alone(job: tuple[Dataset, int | str | None], piece: _Rows) -> _Found:
+    """In a worker of many, each of which has one thread."""
+    return _read_piece(job, piece, no_progress, threads=1, processes=0)
+
+
+def _read_piece(job: tuple[Dataset, int | str | None], piece: _Rows, progress: Progress, **options: Any) -> _Found:
+    ds, memory = job
+    only = ds.only(piece.field)
+    if (piece.begin, piece.end) != (0, len(ds)):
+        only = only.select(range(piece.begin, piece.end))
+    unreadable = 0
+    with _loader(only, memory, options) as loader:
+        for more, unreadable in _epoch(loader):
+            progress(more, unreadable)
+        stats = loader.stats()
+    faults = list(_looked_into(only, list(_together(piece.field, stats.left_out))))
+    only.close()
+    moved = [replace(fault, rows=tuple(row + piece.begin for row in fault.rows)) for fault in faults]
+    return _Found(piece, moved, unreadable, stats.chunks_filled, tuple(stats.unchecked))
+
+
+def _loader(ds: Dataset, memory: int | str | None, options: Mapping[str, Any]) -> Loader:
     rows = max(1, BATCH_BYTES // max(1, row_bytes(ds.fields)))
-    options: dict[str, Any] = {
-        "batch_size": rows, "on_error": "skip", "output": "numpy", "rank": 0, "world_size": 1
+    options = {
+        "batch_size": rows, "on_error": "skip", "output": "numpy", "rank": 0, "world_size": 1, **options
     }  # fmt: skip
     try:
         return Loader(ds, memory=memory or SMALL_BUDGET, **options)

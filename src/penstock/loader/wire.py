@@ -8,9 +8,9 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,10 +22,14 @@ CAN_SEND_DESCRIPTORS = hasattr(os, "memfd_create") and hasattr(socket, "send_fds
 
 _LENGTH = struct.Struct("<Q")
 
+# Answers are usually smaller, and then take one call to receive.
+_USUAL_BYTES = 2048
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A read, for a process that has the same stores."""
+_NONE: Mapping[Any, Any] = {}
+
+
+class ReadTask(NamedTuple):
+    """A read, for a process that has the same stores. A tuple: the training process pickles thousands per second."""
 
     generation: int
     """Which epoch it is for; reads of an epoch that was left are given up."""
@@ -45,6 +49,8 @@ class Task:
     """What a read of this dataset may borrow."""
     is_watched: bool
     """Whether each read from a file is to be reported."""
+    is_look: bool = False
+    """Nothing is read: values that are NaN or infinite are looked for in the first rows of the slot."""
     memory: "SharedBlock | None" = None
     """The slots, where this process has not mapped them yet; their descriptor comes beside."""
 
@@ -58,20 +64,21 @@ class SharedBlock:
     slots: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class ReadAnswer(NamedTuple):
     """What came of a read."""
 
     reading: float
     computing: float
     tally: Counters
-    errors: dict[int, "SentError"] = field(default_factory=dict)
+    errors: Mapping[int, "SentError"] = _NONE
     """By the number of the batch in the read."""
-    left_out: dict[int, list[tuple[int, "SentError"]]] = field(default_factory=dict)
+    left_out: Mapping[int, list[tuple[int, "SentError"]]] = _NONE
     objects: dict[str, list[Any]] | None = None
     """Fields of Python objects, which cannot lie in shared memory: the values of all rows, by field."""
-    notes: list[tuple[str, Any, int]] = field(default_factory=list)
+    notes: Sequence[tuple[str, Any, int]] = ()
     """Reads from files, where they are watched."""
+    not_finite: Mapping[str, dict[int, int]] = _NONE
+    """By field and place: how many values are NaN or infinite, where they were looked for."""
 
 
 class ReaderTraceback(Exception):
@@ -98,12 +105,16 @@ class SentError:
 
 def send(sock: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
     """Send a message, and descriptors beside it."""
-    payload = pickle.dumps(message, protocol=5)
-    data = _LENGTH.pack(len(payload)) + payload
+    data = framed(pickle.dumps(message, protocol=5))
     if descriptors:
         data = data[socket.send_fds(sock, [data], descriptors) :]
     if data:
         sock.sendall(data)
+
+
+def framed(payload: bytes) -> bytes:
+    """A pickled message as it is sent."""
+    return _LENGTH.pack(len(payload)) + payload
 
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
@@ -113,6 +124,18 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
         header += _exactly(sock, _LENGTH.size - len(header))
     payload = _exactly(sock, _LENGTH.unpack(header)[0])
     return pickle.loads(payload), descriptors  # noqa: S301  # from our own process
+
+
+def receive_answer(sock: socket.socket) -> ReadAnswer:
+    """The answer to a task, where the other end sends nothing else; ``EOFError`` if it is gone."""
+    data = sock.recv(_USUAL_BYTES)
+    if len(data) < _LENGTH.size:
+        data += _exactly(sock, _LENGTH.size - len(data))
+    missing = _LENGTH.size + _LENGTH.unpack_from(data)[0] - len(data)
+    if missing:
+        data += _exactly(sock, missing)
+    answer: ReadAnswer = pickle.loads(memoryview(data)[_LENGTH.size :])  # noqa: S301  # from our own process
+    return answer
 
 
 def _exactly(sock: socket.socket, length: int) -> bytes:

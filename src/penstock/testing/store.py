@@ -11,18 +11,22 @@ import numpy as np
 
 from penstock.base import scratch
 from penstock.base.spec import Origin
+from penstock.dataset.dataset import Dataset
 from penstock.dataset.store import Store, as_base
 from penstock.errors import OutOfRange
+from penstock.loader.loader import Loader, feed_of
 
 Values = Mapping[str, np.ndarray]
 THREADS = 8
 ROUNDS_PER_THREAD = 5
+PROCESS_BATCH, PROCESS_MEMORY, PROCESSES_WITHIN_S = 5, "1GiB", 60.0
 
 
-def check_store(open_store: Callable[[], Store], expected: Values, *, seed: int = 0) -> None:
+def check_store(open_store: Callable[[], Store], expected: Values, *, seed: int = 0, processes: int = 0) -> None:
     """Check that a store keeps the protocol's promises and holds exactly ``expected``, one array per field.
 
-    ``open_store`` is called several times; ``seed`` varies the rows that are tried.
+    ``open_store`` is called several times; ``seed`` varies the rows that are tried. With ``processes``, so many reader
+    processes read it too.
     """
     rng = np.random.default_rng(seed)
     store = open_store()
@@ -39,6 +43,8 @@ def check_store(open_store: Callable[[], Store], expected: Values, *, seed: int 
     sent = ForkingPickler.loads(ForkingPickler.dumps(store))  # as it reaches torch's spawned workers
     _check_reads(sent, expected, rng)
     _check_fork(store, expected, rng)
+    if processes:
+        _check_processes(store, expected, seed, processes)
     store.close()
     store.close()
 
@@ -196,3 +202,24 @@ def _check_fork(store: Store, expected: Values, rng: np.random.Generator) -> Non
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "reading in a forked child failed"
     _check_reads(store, expected, rng)
+
+
+def _check_processes(store: Store, expected: Values, seed: int, processes: int) -> None:
+    """Reader processes deliver every row once, and each as it is."""
+    columns = (*expected, "__index__")
+    batch_size = min(len(store), PROCESS_BATCH)
+    with Loader(
+        Dataset(store), batch_size=batch_size, shuffle=True, seed=seed, memory=PROCESS_MEMORY, processes=processes,
+        output="numpy", columns=columns, drop_last=False,
+    ) as loader:  # fmt: skip
+        feed_of(loader).start_processes(PROCESSES_WITHIN_S)
+        seen: list[int] = []
+        for *found, rows in loader:
+            for values, (name, wanted) in zip(found, expected.items(), strict=True):
+                found_here = np.empty(len(rows), object) if wanted.dtype.hasobject else np.asarray(values)
+                if wanted.dtype.hasobject:
+                    found_here[:] = values
+                assert _same(found_here, wanted[rows]), f"{name!r} differs in a reader process for rows {rows}"
+            seen += rows.tolist()
+        assert sorted(seen) == list(range(len(store))), "reader processes lost or repeated rows"
+        assert not loader.stats().restarts, "a reader process died"
