@@ -82,6 +82,7 @@ CATALOG = {
         NSD, "Whole brains, trial by trial", "40 sessions of (750, 150, 150, 100), with pictures, batch 32."
     ),
     "conversion": About("Converting", "A session stored by voxel, converted to trials"),
+    "converted": About("Converting", "Shuffled epochs of Zarr, compared with the npy file that it was made of"),
     "foretold": About(
         COMMANDS, "`penstock plan`, compared with what then happened",
         "Peak memory, bytes read and time of an epoch. Memory: the most of five runs; time: the median of five.",

@@ -137,13 +137,15 @@ def other_told(folder: Path, library: str, arguments: list[Any]) -> dict[str, An
 
 def other_ran(folder: Path, library: str, arguments: list[Any]) -> dict[str, Any]:
     import penstock as ps
-    from penstock.cli.contenders import CONTENDERS, Job
+    from penstock.cli.contenders import CONTENDERS, BenchJob
     from penstock.testing.measure import MemoryWatch
 
     path, batch, workers, buffer = ("*.tar", *arguments) if library == "webdataset" else (*arguments, 50)
     ds = ps.open(str(folder / path))
     _, loader = CONTENDERS[library](
-        Job(ds=ds, columns=tuple(ds.fields), batch_size=batch, workers=workers, shuffle_buffer=buffer, whole_rows=True)
+        BenchJob(
+            ds=ds, columns=tuple(ds.fields), batch_size=batch, workers=workers, shuffle_buffer=buffer, whole_rows=True
+        )
     )
     with MemoryWatch(0.02) as watch:
         for _ in loader:

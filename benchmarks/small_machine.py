@@ -2,8 +2,9 @@
 few cores, beside other loaders and beside threads without a loader.
 
 Everything runs in a process of its own, in turns, for a few seconds after its first batch; medians of all rounds count.
-All sides read one value per page of every batch. Grain has dependencies of its own: install it with torch, h5py,
-imagecodecs and array_record into another environment, and give that environment's Python.
+All sides read one value per page of every batch, with one thread of torch's: more would wait for cores that are busy
+reading. Grain has dependencies of its own: install it with torch, h5py, imagecodecs and array_record into another
+environment, and give that environment's Python.
 """
 
 import argparse
@@ -121,6 +122,7 @@ def cases(root: Mapping[str, str], grain: str | None) -> Iterator[Case]:
         "volumes, files not in memory",
         Runner("penstock", f"{OURS}:cold_volumes", {"folder": volumes}),
         Runner("torch + h5py, 2 workers", f"{OTHERS}:cold_volumes", {"folder": volumes}),
+        Runner("bare, 2 threads, the same rows", f"{OTHERS}:cold_rows", {"folder": volumes}),
         Runner("bare, files read from beginning to end", f"{OTHERS}:cold_sequential", {"folder": volumes}),
         unit="MB/s",
     )
@@ -133,8 +135,9 @@ def cases(root: Mapping[str, str], grain: str | None) -> Iterator[Case]:
 
 def in_child(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run one line for a few seconds: its rate, or the number that it returns; or what it held at most."""
-    import torch  # noqa: F401  # libraries are loaded before anything is counted
+    import torch  # libraries are loaded before anything is counted
 
+    torch.set_num_threads(1)
     module, name = job["target"].split(":")
     made = getattr(importlib.import_module(module), name)(**job["arguments"])
     if not isinstance(made, Iterator):
@@ -162,7 +165,9 @@ def run(one: Runner, watch: bool = False) -> float | str:
     """One line in a process of its own; a number, or why there is none."""
     job = json.dumps({"target": one.target, "arguments": dict(one.arguments), "watch": watch})
     command = [one.python, "-m", __spec__.name, "--child", job]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent)
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "PYTHONPYCACHEPREFIX": str(HERE / "data" / "bytecode")}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent, env=env)
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["no output"])[-1][:100]
     return float(json.loads(done.stdout.splitlines()[-1])["value"])

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +130,34 @@ def cold_volumes(folder: str) -> float:
     total, began = drop_from_memory(folder), time.perf_counter()
     for betas, _ in loader:
         touch(betas)
+    return total / (time.perf_counter() - began) / 1e6
+
+
+def cold_rows(folder: str) -> float:
+    """MB/s of all rows, read in a random order by two threads that do nothing else with them."""
+    from benchmarks.small_ours import drop_from_memory
+
+    files, rows = [], []
+    for path in sorted(glob.glob(f"{folder}/contiguous/*")):
+        with h5py.File(path) as file:
+            betas = file["betas"]
+            begin, size = betas.id.get_offset(), betas.dtype.itemsize * int(np.prod(betas.shape[1:]))
+            rows += [(len(files), begin + number * size) for number in range(len(betas))]
+        files.append(os.open(path, os.O_RDONLY))
+    order = np.random.default_rng(0).permutation(len(rows)).tolist()
+    total, began = drop_from_memory(folder), time.perf_counter()
+
+    def work(mine: list[int]) -> None:
+        buffer = np.zeros(size, np.uint8)
+        for number in mine:
+            file, offset = rows[number]
+            os.preadv(files[file], [buffer], offset)
+
+    threads = [threading.Thread(target=work, args=(order[share::2],)) for share in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return total / (time.perf_counter() - began) / 1e6
 
 

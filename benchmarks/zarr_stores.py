@@ -17,7 +17,6 @@ from benchmarks.volumes import touch
 from penstock.loader.rivals import counted
 
 ROWS = 320
-CONVERTED_ROWS = 96
 BATCH = 32
 CHUNK_ROWS = {"rows": 1, "sixteens": 16}
 MEMORY = {"rows": "768MiB", "sixteens": "3GiB"}
@@ -43,34 +42,6 @@ def make(root: Path) -> Path:
                 array[begin : begin + 16] = volumes
 
     return data.once(root / "zarr", write)
-
-
-def make_converted(root: Path) -> Path:
-    """Volumes in a npy file, and what ``penstock.convert`` makes of it: one row per chunk, with zstd and without."""
-
-    def write(folder: Path) -> None:
-        import penstock as ps
-
-        rng = np.random.default_rng(5)
-        rows = np.lib.format.open_memmap(folder / "npy.npy", "w+", np.int16, (CONVERTED_ROWS, *data.VOLUME))
-        for row in range(CONVERTED_ROWS):
-            rows[row] = data.volume(rng)
-        rows.flush()
-        for name in ("zstd", "none"):
-            ds = ps.open(folder / "npy.npy")
-            ps.convert(ds, folder / f"{name}.zarr", rows_per_chunk=1, compression=name, verify=False)
-
-    return data.once(root / "converted", write)
-
-
-def converted(root: Path) -> list[Contestant]:
-    """A shuffled epoch of what was converted, against that of the npy file."""
-    folder = make_converted(root)
-    paths = {"npy": "npy.npy", "Zarr, one row per chunk": "none.zarr", "Zarr, one row per chunk, zstd": "zstd.zarr"}
-    return [
-        Contestant(label, f"{__name__}:penstock", {"path": str(folder / name), "memory": "768MiB", "epochs": 3})
-        for label, name in paths.items()
-    ]
 
 
 def penstock(path: str, memory: str, epochs: int) -> Iterator[int]:
@@ -159,5 +130,4 @@ def contestants(folder: Path, layout: str) -> list[Contestant]:
 
 BENCHMARKS: dict[str, Callable[[Path], list[Contestant]]] = {
     **{f"zarr-{layout}": lambda root, layout=layout: contestants(make(root), layout) for layout in CHUNK_ROWS},
-    "converted": converted,
 }
