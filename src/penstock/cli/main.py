@@ -11,10 +11,12 @@ output is gone (``| head``).
 import argparse
 import importlib
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from types import ModuleType
 
 import penstock
 from penstock.cli.parser import Parser
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parsed(given)
         with warnings.catch_warnings():
             warnings.showwarning = partial(_show_warning, name)
-            code = int(importlib.import_module(f"penstock.cli.{args.command}").run(args))
+            code = int(_import_command(args.command).run(args))
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -72,6 +74,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupt.with_traceback(None)  # it may hold a progress bar, which prints when it is deleted
         print(f"\n{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _import_command(name: str) -> ModuleType:
+    """The module of a command. Ctrl-C waits until it is there: libraries report an interrupted import as broken."""
+    if not hasattr(signal, "pthread_sigmask"):
+        return importlib.import_module(f"penstock.cli.{name}")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return importlib.import_module(f"penstock.cli.{name}")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _show_warning(name: str, message: Warning | str, *_: object, **__: object) -> None:
@@ -100,7 +113,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         raw = argparse.RawDescriptionHelpFormatter
         command = commands.add_parser(name, help=purpose, description=purpose, formatter_class=raw)
         if name in given:
-            module = importlib.import_module(f"penstock.cli.{name}")
+            module = _import_command(name)
             command.epilog = module.EXAMPLES
             module.add_arguments(command)
     return parser
