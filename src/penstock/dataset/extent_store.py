@@ -16,7 +16,14 @@ from penstock.read.chunk_groups import SmallChunks
 from penstock.read.chunks import chunk_reader
 from penstock.read.codecs import checked_by
 from penstock.read.extents import Array, Chunks, Extents, Members
-from penstock.read.members import AdjacentMembers, GatherMembers, MemberReader, adjacent_members, member_reader
+from penstock.read.members import (
+    AdjacentMembers,
+    GatherMembers,
+    GatherNumbers,
+    MemberReader,
+    adjacent_members,
+    member_reader,
+)
 from penstock.read.part import Box, Within, compose
 from penstock.read.pieces import WHOLE, Share
 from penstock.read.rows import Gathering, MappedReader, PartReader, RowReader, row_reader
@@ -63,6 +70,15 @@ class ExtentStore(StoreBase):
     def _adjacent(self) -> "AdjacentMembers | None":
         return adjacent_members(self._readers)
 
+    @cached_property
+    def _gathering(self) -> dict[str, Gathering]:
+        """The readers that can share a mapping of the first one's file."""
+        found = {name: reader for name, reader in self._readers.items() if isinstance(reader, Gathering)}
+        files = [reader.array.file for reader in found.values()]
+        return {
+            name: reader for name, reader in found.items() if reader.array.file == files[0] and reader.array.row_bytes
+        }
+
     def __len__(self) -> int:
         return self._length
 
@@ -107,6 +123,10 @@ class ExtentStore(StoreBase):
             at_once = self._adjacent.suits(list(out), len(rows))
             if at_once:
                 self._adjacent.read(rows, at, {name: out[name] for name in at_once})
+        if share[0] == 0:
+            at_once += self._read_mapped(
+                rows, at, {name: target for name, target in out.items() if name not in at_once}
+            )
         for name, target in out.items():
             reader = self._readers[name]
             if name in at_once:
@@ -115,6 +135,16 @@ class ExtentStore(StoreBase):
                 reader.read(rows, at, target, share)
             elif share[0] == 0:
                 reader.read(rows, at, target)
+
+    def _read_mapped(self, rows: np.ndarray, at: np.ndarray, out: Out) -> list[str]:
+        """Read the fields that are gathered from one mapping, and return their names; none if it is only one."""
+        found = [name for name in out if name in self._gathering and len(rows) >= self._gathering[name].worth_from]
+        if len(found) > 1:
+            with self._files.lend(self._gathering[found[0]].array.file, mapped=True) as handle:
+                for name in found:
+                    self._gathering[name].read_from(handle, rows, at, out[name])
+            return found
+        return []
 
     def filled(self, field: str, rows: np.ndarray, share: Share) -> Iterator[tuple[np.ndarray, Filled]]:
         reader = self._readers[field]
@@ -173,7 +203,7 @@ class ExtentStore(StoreBase):
         return ExtentStore(self._arrays, self._files, self._casts, {**self._parts, field: whole}, self._axes)
 
 
-_RowReader = RowReader | PartReader | MappedReader | MemberReader | GatherMembers
+_RowReader = RowReader | PartReader | MappedReader | MemberReader | GatherMembers | GatherNumbers
 _Reader = _RowReader | BlockReader
 
 

@@ -119,7 +119,7 @@ def _keys(seed: int, epoch: int, *purpose: str | int) -> np.ndarray:
     return generator(seed, epoch, *purpose).integers(0, 2**63, ROUNDS_SMALL, dtype=np.uint64)
 
 
-def generator(seed: int, epoch: int, *purpose: str | int) -> np.random.Generator:
+def generator(seed: int, epoch: int, *purpose: str | int) -> "np.random.Generator":
     """Random numbers for this seed, epoch and purpose alone."""
     words = [int.from_bytes(word.encode(), "little") if isinstance(word, str) else word for word in purpose]
     return np.random.default_rng([seed, epoch, *words])

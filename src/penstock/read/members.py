@@ -25,12 +25,16 @@ from penstock.files.files import Files
 from penstock.files.handles import Handle
 from penstock.read.convert import convert, convert_axes, convert_scratch_bytes
 from penstock.read.extents import LooseFiles, Members
-from penstock.read.kinds import Held, Kind, Npy, Raw, Readable, Value, check_length
+from penstock.read.kinds import Held, Kind, Npy, Number, Raw, Readable, Value, check_length
 from penstock.read.part import Box, Within
 from penstock.read.rows import Gathering
 
 # With fewer rows, numpy's calls take longer than a system call per row.
 WORTH_GATHERING = 4
+
+# Numbers as text that are read at once, and how many digits always fit 64 bits.
+NUMBERS_AT_ONCE = 1024
+MOST_DIGITS = 18
 
 # Gathered at a time through memory that numpy allocates, which stays in the core's cache.
 PIECE_BYTES = 256 * KiB
@@ -44,12 +48,14 @@ GAP_BYTES = 4 * KiB
 
 def member_reader(
     array: Members, files: Files, cast: Cast | None, part: Within | None, axes: tuple[int, ...] | None
-) -> "MemberReader | GatherMembers":
+) -> "MemberReader | GatherMembers | GatherNumbers":
     """The reader that suits the members."""
     kind, can_be_mapped = array.kind, not isinstance(array, LooseFiles) and array.file.can_be_mapped
-    is_array = can_be_mapped and isinstance(kind, Npy | Raw) and axes is None
-    if is_array and len(kind.head) + kind.bytes < files.policy.map_rows_below_bytes:
-        return GatherMembers(array, files, cast, part)
+    if can_be_mapped and axes is None:
+        if isinstance(kind, Npy | Raw) and len(kind.head) + kind.bytes < files.policy.map_rows_below_bytes:
+            return GatherMembers(array, files, cast, part)
+        if isinstance(kind, Number) and cast is None and part is None:
+            return GatherNumbers(array, files)
     return MemberReader(array, files, cast, part, axes)
 
 
@@ -145,6 +151,8 @@ class MemberReader:
 class GatherMembers(Gathering):
     """Arrays that all have the same header, or none."""
 
+    worth_from = WORTH_GATHERING
+
     def __init__(self, array: Members, files: Files, cast: Cast | None, part: Within | None) -> None:
         super().__init__(array, files, cast, part)
         self.members, self.head, self.length = array, array.kind.head, len(array.kind.head) + array.kind.bytes
@@ -156,24 +164,29 @@ class GatherMembers(Gathering):
         return max(super().scratch_bytes(rows) + taken, self.one_by_one.scratch_bytes(rows))
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        if len(rows) >= WORTH_GATHERING and self._alike(rows):
-            mine = counters.mine()
-            mine.chunks_read += len(rows)
-            mine.bytes_read += len(rows) * len(self.head)
+        if self.array.row_bytes and len(rows) >= self.worth_from:
             super().read(rows, at, target)
-        else:  # few, or some are absent or unlike the first: errors come one by one
+        else:
             self.one_by_one.read(rows, at, target)
 
-    def _alike(self, rows: np.ndarray) -> bool:
+    def read_from(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        if not self._alike(handle, rows):  # some are absent or unlike the first: errors come one by one
+            self.one_by_one.read(rows, at, target)
+            return
+        mine = counters.mine()
+        mine.chunks_read += len(rows)
+        mine.bytes_read += len(rows) * len(self.head)
+        super().read_from(handle, rows, at, target)
+
+    def _alike(self, handle: Handle, rows: np.ndarray) -> bool:
         members = self.members
         if (members.lengths[rows] != self.length).any() or (members.offsets[rows] < 0).any():
             return False
-        if not self.head or not len(rows):
+        if not self.head:
             return True
         head = np.frombuffer(self.head, np.uint8)
-        with self.files.lend(members.file, mapped=True) as handle:
-            pieces = (rows[begin : begin + self._piece] for begin in range(0, len(rows), self._piece))
-            return all((_rows_of(handle, len(head))[members.offsets[piece]] == head).all() for piece in pieces)
+        pieces = (rows[begin : begin + self._piece] for begin in range(0, len(rows), self._piece))
+        return all((_rows_of(handle, len(head))[members.offsets[piece]] == head).all() for piece in pieces)
 
     def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         source, skipped = _rows_of(handle, self.array.row_bytes), len(self.head)
@@ -184,6 +197,55 @@ class GatherMembers(Gathering):
     def _places(self, rows: np.ndarray) -> np.ndarray:
         places: np.ndarray = self.members.offsets[rows]
         return places
+
+
+class GatherNumbers(Gathering):
+    """Whole numbers as text, if they are plain digits."""
+
+    worth_from = WORTH_GATHERING
+
+    def __init__(self, array: Members, files: Files) -> None:
+        super().__init__(array, files, None, None)
+        self.members, self.one_by_one = array, MemberReader(array, files, None, None)
+
+    def scratch_bytes(self, rows: int) -> int:
+        return self.one_by_one.scratch_bytes(rows)
+
+    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        if len(rows) >= self.worth_from:
+            super().read(rows, at, target)
+        else:
+            self.one_by_one.read(rows, at, target)
+
+    def read_from(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        mine = counters.mine()
+        for begin in range(0, len(rows), NUMBERS_AT_ONCE):
+            piece = slice(begin, begin + NUMBERS_AT_ONCE)
+            numbers = self._numbers(handle, rows[piece])
+            if numbers is None:  # some are absent, signed, or no numbers: errors come one by one
+                self.one_by_one.read(rows[piece], at[piece], target)
+                continue
+            target[at[piece]] = numbers
+            mine.chunks_read += len(numbers)
+            mine.bytes_read += int(self.members.lengths[rows[piece]].sum())
+            if counters.is_watched():
+                for row in rows[piece].tolist():
+                    counters.note(handle.file.path, (int(self.members.offsets[row]),), int(self.members.lengths[row]))
+
+    def _numbers(self, handle: Handle, rows: np.ndarray) -> np.ndarray | None:
+        offsets, lengths = self.members.offsets[rows], self.members.lengths[rows]
+        size = int(lengths.max())
+        if not 0 < size <= MOST_DIGITS or lengths.min() < 1 or offsets.min() < 0:
+            return None
+        if offsets.max() + size > len(handle.bytes):
+            return None
+        text = _rows_of(handle, size)[offsets]
+        is_digit = text - ord("0") < 10  # unsigned: what is smaller becomes large
+        beyond = np.arange(size) >= lengths[:, None]
+        if not (is_digit | beyond).all():
+            return None
+        text[beyond] = 0  # which ends a text
+        return text.view(f"S{size}")[:, 0].astype(np.int64)
 
 
 def _rows_of(handle: Handle, size: int) -> np.ndarray:
@@ -207,10 +269,11 @@ class _Field:
 class AdjacentMembers:
     """Several fields of one archive."""
 
-    def __init__(self, readers: Mapping[str, MemberReader | GatherMembers]) -> None:
-        self._gathering = {name for name, reader in readers.items() if isinstance(reader, GatherMembers)}
+    def __init__(self, readers: Mapping[str, MemberReader | GatherMembers | GatherNumbers]) -> None:
+        self._arrays = {name for name, reader in readers.items() if isinstance(reader, GatherMembers)}
+        self._numbers = {name for name, reader in readers.items() if isinstance(reader, GatherNumbers)}
         self._fields = {
-            name: _Field(reader.one_by_one if isinstance(reader, GatherMembers) else reader)
+            name: _Field(reader if isinstance(reader, MemberReader) else reader.one_by_one)
             for name, reader in readers.items()
         }
         one = next(iter(self._fields.values())).reader
@@ -225,10 +288,13 @@ class AdjacentMembers:
         return aligned(self._most) + max(field.reader.scratch_bytes(1) for field in self._fields.values())
 
     def suits(self, names: list[str], rows: int) -> list[str]:
-        """The fields that are better read together than one by one."""
+        """The fields that are better read together than one by one.
+
+        Of many samples, arrays are gathered; numbers too, unless they lie beside members that are read anyway.
+        """
         many = rows >= WORTH_GATHERING
-        found = [name for name in names if name in self._fields and not (many and name in self._gathering)]
-        return found if len(found) > 1 else []
+        found = [name for name in names if name in self._fields and not (many and name in self._arrays)]
+        return found if len(found) > 1 and not (many and self._numbers.issuperset(found)) else []
 
     def read(self, rows: np.ndarray, at: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
         """Read the members of sample ``rows[k]`` into ``out[field][at[k]]``."""
@@ -282,7 +348,7 @@ def adjacent_members(readers: Mapping[str, object]) -> AdjacentMembers | None:
     found = {
         name: reader
         for name, reader in readers.items()
-        if isinstance(reader, MemberReader | GatherMembers) and not isinstance(reader.array, LooseFiles)
+        if isinstance(reader, MemberReader | GatherMembers | GatherNumbers) and not isinstance(reader.array, LooseFiles)
     }
     files = {reader.array.file for reader in found.values()}
     return AdjacentMembers(found) if len(found) > 1 and len(files) == 1 else None

@@ -135,6 +135,9 @@ def _worth_reading(part: Within, width: int, gap_bytes: int) -> tuple[tuple[list
 class Gathering:
     """Rows too small for a system call each, gathered from a mapping of the file; subclasses say how."""
 
+    worth_from = 1
+    """Rows of one read from which on a mapping is used."""
+
     def __init__(self, array: Array, files: Files, cast: Cast | None, part: Within | None) -> None:
         self.array, self.files, self.cast, self.spec = array, files, cast, _spec(array, cast, part)
         self.part = part
@@ -150,18 +153,20 @@ class Gathering:
         return raw + part + converting
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        array = self.array
-        if array.row_bytes == 0 or len(rows) == 0:
+        if self.array.row_bytes and len(rows):
+            with self.files.lend(self.array.file, mapped=True) as handle:
+                self.read_from(handle, rows, at, target)
+
+    def read_from(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        """Read at least one row from a mapping of the file, which several fields may share."""
+        counters.mine().bytes_read += len(rows) * self.array.row_bytes
+        if self._in_one_go(at, target):
+            goal = target[int(at[0]) : int(at[0]) + len(at)].reshape(len(at), -1).view(np.uint8)
+            self._gather_timed(handle, rows, goal)
             return
-        counters.mine().bytes_read += len(rows) * array.row_bytes
-        with self.files.lend(array.file, mapped=True) as handle:
-            if self._in_one_go(at, target):
-                goal = target[int(at[0]) : int(at[0]) + len(at)].reshape(len(at), -1).view(np.uint8)
-                self._gather_timed(handle, rows, goal)
-                return
-            for begin in range(0, len(rows), self.group):
-                group = slice(begin, begin + self.group)
-                self._through_scratch(handle, rows[group], at[group], target)
+        for begin in range(0, len(rows), self.group):
+            group = slice(begin, begin + self.group)
+            self._through_scratch(handle, rows[group], at[group], target)
 
     def _in_one_go(self, at: np.ndarray, target: np.ndarray) -> bool:
         """Whether rows go unchanged to places that follow each other."""
@@ -185,22 +190,27 @@ class Gathering:
 
     def _through_scratch(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         array, count = self.array, len(rows)
-        wanted = count * prod(self.spec.shape)
         with borrow(count * array.row_bytes) as raw:
             self._gather_timed(handle, rows, raw.reshape(count, -1))
             elements = raw.view(array.stored).reshape(count, -1)
-            with borrow(0 if self.flat is None else wanted * array.stored.itemsize) as part:
-                if self.flat is not None:
-                    chosen = part.view(array.stored).reshape(count, -1)
-                    np.take(elements, self.flat, axis=1, out=chosen, mode="clip")
-                    elements = chosen
-                if self.cast is None:
-                    target[at] = elements.reshape(count, *self.spec.shape)
-                    return
-                with borrow(count * self.spec.row_bytes) as converted:
-                    ready = converted.view(self.spec.dtype)
-                    convert(elements.reshape(-1), ready, self.cast)
-                    target[at] = ready.reshape(count, *self.spec.shape)
+            if self.flat is None:
+                self._put(elements, at, target)
+                return
+            with borrow(count * len(self.flat) * array.stored.itemsize) as part:
+                chosen = part.view(array.stored).reshape(count, -1)
+                np.take(elements, self.flat, axis=1, out=chosen, mode="clip")
+                self._put(chosen, at, target)
+
+    def _put(self, elements: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        """Rows of elements as stored, into their places of a batch."""
+        count, shape = len(elements), self.spec.shape
+        if self.cast is None:
+            target[at] = elements.reshape(count, *shape)
+            return
+        with borrow(count * self.spec.row_bytes) as converted:
+            ready = converted.view(self.spec.dtype)
+            convert(elements.reshape(-1), ready, self.cast)
+            target[at] = ready.reshape(count, *shape)
 
 
 class MappedReader(Gathering):
@@ -210,28 +220,25 @@ class MappedReader(Gathering):
         super().__init__(array, files, cast, part)
         self._begin, self._size = array.offset, array.rows * array.row_bytes
 
-    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+    def read_from(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         array, mine = self.array, counters.mine()
-        if len(rows) == 0:
-            return
         if self.flat is not None or array.row_bytes < ALONE_FROM_BYTES or self._in_one_go(at, target):
-            super().read(rows, at, target)
+            super().read_from(handle, rows, at, target)
             return
         mine.bytes_read += len(rows) * array.row_bytes
-        with self.files.lend(array.file, mapped=True) as handle:
-            began, began_computing = time.perf_counter(), time.thread_time()
-            stored = handle.bytes[self._begin : self._begin + self._size].view(array.stored)
-            stored = stored.reshape(array.rows, *array.shape)
-            for row, place in zip(rows.tolist(), at.tolist(), strict=True):
-                if self.cast is None:
-                    target[place] = stored[row]
-                else:
-                    convert(stored[row].reshape(-1), target[place].reshape(-1), self.cast)
-            seconds = time.perf_counter() - began
-            if self.cast is not None:  # time that was not spent on converting was spent waiting
-                seconds = max(0.0, seconds - (time.thread_time() - began_computing))
-            mine.file_seconds += seconds
-            counters.note(handle.file.path, self._places(rows), array.row_bytes)
+        began, began_computing = time.perf_counter(), time.thread_time()
+        stored = handle.bytes[self._begin : self._begin + self._size].view(array.stored)
+        stored = stored.reshape(array.rows, *array.shape)
+        for row, place in zip(rows.tolist(), at.tolist(), strict=True):
+            if self.cast is None:
+                target[place] = stored[row]
+            else:
+                convert(stored[row].reshape(-1), target[place].reshape(-1), self.cast)
+        seconds = time.perf_counter() - began
+        if self.cast is not None:  # time that was not spent on converting was spent waiting
+            seconds = max(0.0, seconds - (time.thread_time() - began_computing))
+        mine.file_seconds += seconds
+        counters.note(handle.file.path, self._places(rows), array.row_bytes)
 
     def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         stored = handle.bytes[self._begin : self._begin + self._size].reshape(self.array.rows, self.array.row_bytes)
