@@ -15,6 +15,8 @@ CONSTRAINTS ?= constraints.txt
 EXTRA ?= dev
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+# Compiled test files and modules are kept: tests start hundreds of interpreters, which would compile them again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal --quiet
 
 .PHONY: demo test slow processes soak lint types engines oldest pins bench figures docs dist clean

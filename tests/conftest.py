@@ -9,6 +9,7 @@ with the profile "explore" as well, whose examples are new each time, and prints
 
 import contextlib
 import dataclasses
+import gc
 import os
 import tempfile
 
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(config, items):
         return
     config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
     items[:] = [item for item in items if not item.get_closest_marker("soak")]
+
+
+def pytest_collection_finish():
+    """Garbage collection passes over all that was imported: tests collect often, and fork."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

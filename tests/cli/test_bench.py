@@ -88,6 +88,7 @@ def test_against_dataloader(session: str, tmp_path: Path, masked: bool, capsys: 
     assert [run["samples"] for run in told["runs"]] == [ROWS, ROWS]
 
 
+@pytest.mark.slow
 @loaders_may_warn
 def test_against_webdataset(shard: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = bench(capsys, shard, "--against", "torch,webdataset", "--workers", "1", "--shuffle-buffer", "9")

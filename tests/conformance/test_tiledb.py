@@ -54,8 +54,14 @@ def read(path: Path, name: str) -> np.ndarray:
     return found[name] if isinstance(found, dict) else found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "tiles"), [((17,), (5,)), ((9, 6), (1, 6)), ((11, 6, 5), (4, 3, 5))], ids=str)
+SHAPES = [((17,), (5,)), ((9, 6), (1, 6)), ((11, 6, 5), (4, 3, 5))]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiles", "dtype"),
+    [*((*SHAPES[0], dtype) for dtype in DTYPES), *((*each, dtype) for each in SHAPES[1:] for dtype in ("i2", "c16"))],
+    ids=str,
+)
 def test_one_attribute(tmp_path: Path, dtype: str, shape: tuple[int, ...], tiles: tuple[int, ...]) -> None:
     path = write(tmp_path / "a", {"x": values(shape, dtype)}, tiles)
     check_store(lambda: ps.open(path).store, {"x": read(path, "x")})

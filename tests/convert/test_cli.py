@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from tests.convert.sources import read_back, trial_major, voxel_major
 
 from penstock.cli.main import main
@@ -23,6 +24,7 @@ def test_a_dry_run_as_json(tmp_path, capsys):
     assert not (tmp_path / "out.npy").exists()
 
 
+@pytest.mark.slow
 def test_parts_and_finish(tmp_path, capsys):
     values = trial_major(tmp_path / "in.h5")
     call = ["convert", str(tmp_path / "in.h5"), str(tmp_path / "out.npy"), "--shard-bytes", "10kB"]

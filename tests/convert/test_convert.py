@@ -119,7 +119,9 @@ def test_shuffled_rows_are_a_permutation_that_the_seed_decides(tmp_path):
     assert (a != np.arange(1000)).any()
 
 
-@pytest.mark.parametrize("goal", ["out.zarr", "out-%02d.tar", "out.parquet"])
+@pytest.mark.parametrize(
+    "goal", ["out.zarr", *(pytest.param(each, marks=pytest.mark.slow) for each in ("out-%02d.tar", "out.parquet"))]
+)
 def test_rows_in_blocks_are_shuffled_in_two_passes(tmp_path, goal):
     expected = voxel_major(tmp_path / "in.h5", voxels=3000, trials=90, chunks=(100, 40), compression="gzip")
     ds = ps.open(tmp_path / "in.h5", row_axis=1)

@@ -130,7 +130,7 @@ def test_a_format_that_cannot_names_those_that_can(tmp_path, source, goal, kind)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}])
+@pytest.mark.parametrize("options", [{"compression": "zstd"}, pytest.param({}, marks=pytest.mark.slow)])
 def test_numbers_beside_texts(tmp_path, source, options):
     kinds = ("text", "numbers", "array", "json")
     ps.convert(source.only(*kinds), tmp_path / "out.h5", rows_per_chunk=4, shard_bytes=4000, **options)

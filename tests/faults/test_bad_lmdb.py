@@ -128,7 +128,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 places = st.builds(lambda page, at: page * PAGE + at % PAGE, st.integers(0, 4), st.integers(-600, 160))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(places, st.integers(1, 255), st.integers(1, 8))
 @example(PAGE + 135, 255, 1)  # a root beyond 63 bits
 def test_no_damage_gives_anything_but_our_errors(small: Path, at: int, bits: int, count: int) -> None:

@@ -40,7 +40,7 @@ def corners(data: bytes) -> list[int]:
 
 @pytest.mark.case(47)
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"scaleoffset": 0}], ids=["plain", "gzip", "h5py"])
-@pytest.mark.parametrize("allow_fill", [False, True])
+@pytest.mark.parametrize("allow_fill", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_changed_coordinate_never_makes_zeros(tmp_path: Path, options: dict[str, Any], allow_fill: bool) -> None:
     """Every coordinate of every chunk, made larger than the grid, the same as another's, or not a multiple."""
     path = write(tmp_path / "a.h5", **options)

@@ -190,6 +190,7 @@ def check_kills(done, count):
         assert files > 1
 
 
+@pytest.mark.slow
 @pytest.mark.case(42)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_killed_conversion_gives_the_same_bytes_when_run_again(apart, releases):

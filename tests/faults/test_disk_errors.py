@@ -129,7 +129,11 @@ FIRST = (1, 2, 3, 7, 15, 23)
 
 
 @pytest.mark.case(27)
-@pytest.mark.parametrize(("make", "name"), FORMATS, ids=[make.__name__ for make, _ in FORMATS])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [each if each[0] in (npy, hdf5, tar) else pytest.param(*each, marks=pytest.mark.slow) for each in FORMATS],
+    ids=[make.__name__ for make, _ in FORMATS],
+)
 def test_reads_that_fail(tmp_path, apart, spoiler, make, name):
     folder = tmp_path / "data"
     folder.mkdir()

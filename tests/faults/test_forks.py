@@ -119,7 +119,11 @@ print(sorted(check(loader)) == list(range(len(ds))))
 
 
 @pytest.mark.case(33)
-@pytest.mark.parametrize(("make", "name"), FORMATS, ids=[make.__name__ for make, _ in FORMATS])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [each if each[0] in (small_npy, hdf5) else pytest.param(*each, marks=pytest.mark.slow) for each in FORMATS],
+    ids=[make.__name__ for make, _ in FORMATS],
+)
 def test_twenty_forks_while_threads_read(tmp_path, apart, any_seed, make, name):
     make(tmp_path / name)
     ended = apart(FORKS, tmp_path / name, any_seed, deadline=100)

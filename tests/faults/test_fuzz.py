@@ -46,7 +46,13 @@ def check(folder, kinds, seed, count, deadline):
 @pytest.mark.case(24)
 @pytest.mark.parametrize("kinds", [KINDS[:8], KINDS[8:16], KINDS[16:]], ids=lambda kinds: f"{kinds[0]}-to-{kinds[-1]}")
 def test_changed_files_give_right_data_or_our_errors(every_format, any_seed, kinds):
-    check(every_format, kinds, any_seed, 12, deadline=100)
+    check(every_format, kinds, any_seed, 4, deadline=100)
+
+
+@pytest.mark.slow
+@pytest.mark.case(24)
+def test_more_changed_files(every_format, any_seed):
+    check(every_format, KINDS, any_seed + 1, 12, deadline=250)
 
 
 @pytest.mark.soak

@@ -250,6 +250,7 @@ say(delivered >= 500, delivered - raised, unheard[:3])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.case(29)
 def test_no_interrupt_is_lost(apart, any_seed):
     ended = apart(BEGIN + NEVER_LOST, any_seed, deadline=100)

@@ -178,7 +178,9 @@ def campaign(apart, data, seed, runs, varied, deadline):
 
 
 @pytest.mark.case(34, 35, 36)
-@pytest.mark.parametrize("varied", ["nothing", "settings", "ranks"])
+@pytest.mark.parametrize(
+    "varied", ["settings", *(pytest.param(each, marks=pytest.mark.slow) for each in ("nothing", "ranks"))]
+)
 def test_a_few_runs(apart, data, any_seed, varied):
     campaign(apart, data, any_seed, 6, varied, 100)
 
@@ -207,6 +209,7 @@ with open(f"{folder}/log", "a") as log:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.case(34)
 def test_a_program_that_saves_its_state_after_every_batch(data, tmp_path, start, any_seed):
     """As people write it: the state in a file, another interpreter after each kill, also a kill amid its start."""

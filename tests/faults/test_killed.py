@@ -133,7 +133,7 @@ print(rows)
 
 
 @pytest.mark.case(30)
-@pytest.mark.parametrize("whole_group", [True, False])
+@pytest.mark.parametrize("whole_group", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_killed_in_the_middle_and_begun_again(tmp_path, start, apart, whole_group):
     shards, cache, temporary = tmp_path / "shards", tmp_path / "cache", tmp_path / "tmp"
     for folder in (shards, cache, temporary):

@@ -87,6 +87,7 @@ def data(tmp_path):
     return tmp_path / "a.npy"
 
 
+@pytest.mark.slow
 @pytest.mark.case(31)
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")
 def test_a_hundred_times(data, apart):

@@ -141,7 +141,9 @@ except RuntimeError as error:
 
 @pytest.mark.case(28)
 @pytest.mark.parametrize(
-    ("body", "said"), [(IN_THREADS, "24\n[]\n"), (IN_WORKERS, "True\n")], ids=["threads", "workers of torch"]
+    ("body", "said"),
+    [(IN_THREADS, "24\n[]\n"), pytest.param(IN_WORKERS, "True\n", marks=pytest.mark.slow)],
+    ids=["threads", "workers of torch"],
 )
 def test_little_shared_memory(tmp_path, apart, body, said):
     np.save(tmp_path / "a.npy", np.ones((24, 2 * 2**20), np.uint8))

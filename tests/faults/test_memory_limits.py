@@ -200,6 +200,7 @@ FORMATS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.case(40)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_epoch_of_every_format_comes_to_its_end_under_a_limit_of_the_system(apart, every_format):
@@ -240,6 +241,7 @@ def check_flat(told):
         assert len(set(threads)) == 1, (name, threads.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.case(41)
 def test_ten_epochs_leave_nothing_behind(apart, every_format):
     done = apart(EPOCHS, every_format, " ".join(FORMATS), 10, deadline=100)
@@ -274,6 +276,7 @@ print(json.dumps(held))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.case(41)
 def test_a_library_that_keeps_something_of_every_read_is_begun_anew(apart, every_format):
     done = apart(QUERIES, every_format / "a.tiledb", deadline=60)
@@ -309,6 +312,7 @@ print(json.dumps(grown(150)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.case(41)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_index_of_ten_million_samples_is_shared_by_workers(apart):
@@ -462,6 +466,7 @@ def check_plans(done, count):
             assert each["limit"] <= 1.3 * each["peak"] + 8 * MiB, each
 
 
+@pytest.mark.slow
 @pytest.mark.case(40)
 def test_some_plans_really_run(apart, any_seed):
     check_plans(apart(RUN_PLANS, any_seed, 6, deadline=100), 6)

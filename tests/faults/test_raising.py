@@ -140,6 +140,7 @@ IN_WORKERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.case(26, 32)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_function_that_raises_in_a_worker_of_torch(numbers, tmp_path, apart):
@@ -197,7 +198,7 @@ except RuntimeError as error:
 
 @pytest.mark.case(26)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("kind", ["map-style", "stream"])
+@pytest.mark.parametrize("kind", ["map-style", pytest.param("stream", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("why", ["pickle", pytest.param("more of it", marks=pytest.mark.slow)])
 def test_a_worker_that_cannot_send_what_it_made(apart, kind, why):
     """Python's queue drops it and goes on, so that torch would wait for ever."""

@@ -168,6 +168,7 @@ def check_augmented(augmented: Any, readers: tuple[int, int], world_size: int, s
         assert_same_rows(by_row(rest, world_size - 1), {row: epochs[0][row] for row in delivered[7 * stop :]})
 
 
+@pytest.mark.slow
 def test_augmented_batches_are_the_same_in_processes_and_on_ranks(augmented: Any) -> None:
     check_augmented(augmented, (4, 2), 2, range(0, 35, 11))
 
@@ -225,6 +226,7 @@ def test_functions_of_scripts_lambdas_and_closures(folder: Path) -> None:
         np.testing.assert_array_equal(np.concatenate([batch["x"] for batch in found]), file["x"][:] * factor)
 
 
+@pytest.mark.slow
 def test_functions_that_return_tensors(folder: Path) -> None:
     torch = pytest.importorskip("torch")
     ds = ps.open(folder / "chunks.h5").map_each(lambda sample, rng: {"x": torch.from_numpy(sample["x"]) + 1})
@@ -279,6 +281,7 @@ def test_errors_of_functions_show_where(folder: Path) -> None:
     assert "in fails" in str(error.value.__cause__)
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_are_found_by_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_for_here: list[int] = []
     monkeypatch.setattr(
@@ -312,6 +315,7 @@ def slow_down(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return batch
 
 
+@pytest.mark.slow
 def test_killed_readers_cost_a_pause(folder: Path) -> None:
     ds = ps.open(folder / "chunks.h5").map(slow_down)
     expected = by_threads(ds, 4)
@@ -353,6 +357,7 @@ def _is_reader() -> bool:
     return sys.argv[0] == "-c"
 
 
+@pytest.mark.slow
 def test_a_read_that_kills_every_reader(folder: Path) -> None:
     ds = ps.open(folder / "chunks.h5").map(crash)
     with started(ds, shuffle=False) as loader, pytest.raises(WorkerDied, match="reader processes died") as error:

@@ -289,6 +289,7 @@ CHILD = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
 def test_arrays_are_shared_out_as_tensors_are(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(CHILD)]

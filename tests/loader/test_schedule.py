@@ -119,7 +119,12 @@ def test_the_smallest_budget_works(ds: ps.Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"shuffle": False}, {"drop_last": True}, {"rank": 1, "world_size": 3}], ids=str
+    "options",
+    [
+        *({}, {"rank": 1, "world_size": 3}),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ({"shuffle": False}, {"drop_last": True})),
+    ],
+    ids=str,
 )
 def test_resume_after_any_batch(ds: ps.Dataset, options: dict[str, Any]) -> None:
     check_resume(lambda: loader(ds, batch_size=6, **options))

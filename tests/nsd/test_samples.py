@@ -81,6 +81,7 @@ def test_memory_is_set_aside_for_what_opening_took(nsd):
         ds.loader(10, memory=plan.smallest_bytes - 1)
 
 
+@pytest.mark.slow
 def test_fewer_sessions_are_mixed_where_memory_does_not_allow_four(tmp_path):
     synthesize(tmp_path, Scale((30, 40, 34), 60, 6, {1: 6}, shared=9, picture=9, region_voxels=9000), stimuli=False)
     ds = NSD(tmp_path).dataset(("voxels", "trial"))

@@ -32,6 +32,7 @@ print(wds.__version__, wds.utils.pytorch_worker_seed())
     assert run(script).split() == ["1.0.2", "0"]
 
 
+@pytest.mark.slow
 def test_too_late() -> None:
     pytest.importorskip("webdataset")
     script = """
