@@ -44,7 +44,7 @@ NOBODY_IMPORTS = {
 }
 # But reader processes are penstock's own, and what is pickled between them was never a file's.
 READER_PROCESSES = {
-    *(("loader.wire", "pickle"), ("loader.shipment", "pickle"), ("loader.shipment", "cloudpickle")),
+    *(("loader.wire", "pickle"), ("loader.pickled_stores", "pickle"), ("loader.pickled_stores", "cloudpickle")),
     *(("loader.reader_process", "pickle"), ("loader.processes", "subprocess")),
 }
 NOBODY_CALLS = {
@@ -76,7 +76,7 @@ MAY_OPEN = {
     # Memory that is no file.
     ("base.scratch", "mmap.mmap"),
     ("webdataset.run", "mmap.mmap"),
-    ("loader.rooms", "os.open"),
+    ("loader.segments", "os.open"),
     # A file object of files/, or bytes in memory.
     ("formats.zip_table", "zipfile.ZipFile"),
     ("formats.zip_table", "archive.open"),

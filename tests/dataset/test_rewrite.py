@@ -12,7 +12,7 @@ from penstock.loader import feed
 from penstock.loader.loader import feed_of
 from penstock.loader.outputs import DeviceOutput
 from penstock.loader.plan_text import ALONE
-from penstock.read.part import within
+from penstock.read.part import row_part
 
 ROWS, SHAPE, GROUPS = 60, (3, 7), 4
 
@@ -89,7 +89,7 @@ CASES = {
     ),
     "cropped": lambda ds, other: ds.select_within("a", np.s_[1:, ::3]),
     "masked": lambda ds, other: ds.select_within("a", np.arange(21).reshape(SHAPE) % 4 == 1),
-    "another field changed": lambda ds, other: Dataset(Cropped(ds.store, "b", within((5,), np.s_[1:4]))).pad(
+    "another field changed": lambda ds, other: Dataset(Cropped(ds.store, "b", row_part((5,), np.s_[1:4]))).pad(
         "d", to=8, value=4
     ),
     "permuted": lambda ds, other: ds.permute("a", 1, 0),
@@ -241,7 +241,7 @@ def test_a_fill_that_single_precision_lacks_is_not_left_for_later(base, tables):
 def test_a_part_is_selected_below_every_combination(tmp_path, around):
     np.save(tmp_path / "a.npy", np.arange(24.0).reshape(4, 6))
     ds = around(ps.join(a=ps.open(tmp_path / "a.npy"), b=np.zeros((4, 2))))
-    store = select_part(ds.store, "a", within((6,), np.s_[1:3]))
+    store = select_part(ds.store, "a", row_part((6,), np.s_[1:3]))
 
     def classes(each):
         return {type(each)}.union(*map(classes, each.children))

@@ -61,8 +61,8 @@ def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def box(shape: tuple[int, ...]) -> part.Within:
-    return part.within(shape, (slice(1, None, 2), slice(2, 7)))
+def box(shape: tuple[int, ...]) -> part.RowPart:
+    return part.row_part(shape, (slice(1, None, 2), slice(2, 7)))
 
 
 def normalized(ds: ps.Dataset, dtype: str = "float32") -> ps.Dataset:
@@ -88,7 +88,7 @@ WRAPPED: dict[str, Callable[[ps.Dataset], StoreBase]] = {
     "normalize columns": lambda ds: ds.normalize("x", MEAN[0], SPREAD[0]).store,
     "normalize, contiguous": lambda ds: normalized(ds).permute("x", 1, 0, contiguous=True).delivered,
     "crop to a box": lambda ds: Cropped(ds.store, "x", box(SHAPE)),
-    "crop to a mask": lambda ds: Cropped(ds.store, "x", part.within(SHAPE, MASK)),
+    "crop to a mask": lambda ds: Cropped(ds.store, "x", part.row_part(SHAPE, MASK)),
     "pad": lambda ds: ds.pad("x", to=9, value=7).store,
     "pad through scratch": lambda ds: ds.gather(np.arange(2 * ROWS)[:, None]).pad("x", to=2, value=7).store,
     "gather": lambda ds: ds.gather(IN_ORDER).store,

@@ -107,7 +107,7 @@ with load(ds) as loader:
     assert len(list(batches)) == ROWS // 4 - 1
     assert all(process.is_up for process in readers(loader))
 """,
-    "no descriptor left for lanes": """
+    "no descriptor left for connections": """
 with load(ds, on_error="skip") as loader:
     taken = []
     with contextlib.suppress(OSError):

@@ -87,7 +87,7 @@ def test_damage_found_when_columns_are_asked_for(file, folder):
 def test_chunk_tables(file, folder, lengths, skipped):
     table = KnownTable(np.arange(5000, dtype=np.int64).reshape(1000, 5), lengths, skipped)
     saved = saved_chunks.save(folder, file, "betas", table, from_chunks=5000)
-    assert isinstance(saved, saved_chunks.SavedTable)
+    assert isinstance(saved, saved_chunks.SavedChunkTable)
     for each in (saved, saved_chunks.load(folder, file, "betas"), pickle.loads(pickle.dumps(saved))):
         for name in ("shape", "longest", "stored_bytes", "missing", "end", "some_skipped"):
             assert getattr(each, name) == getattr(table, name)

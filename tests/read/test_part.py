@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.read.part import Box, Mask, compose, element_strides, everything, within
+from penstock.read.part import Box, Mask, compose, element_strides, everything, row_part
 
 patient = settings(deadline=None, derandomize=True)  # a busy machine is no failure
 
@@ -64,7 +64,7 @@ BOXES = [
 
 @pytest.mark.parametrize(("row", "wanted", "shape"), BOXES, ids=repr)
 def test_boxes_by_hand(row, wanted, shape):
-    part = within(row, wanted)
+    part = row_part(row, wanted)
     assert isinstance(part, Box)
     assert part.shape == shape
     assert_selects(part, row, wanted)
@@ -82,7 +82,7 @@ MASKS = [
 
 @pytest.mark.parametrize(("row", "wanted", "flat"), MASKS, ids=repr)
 def test_masks_by_hand(row, wanted, flat):
-    part = within(row, wanted)
+    part = row_part(row, wanted)
     assert isinstance(part, Mask)
     assert part.flat.tolist() == flat
     assert part.shape == (len(flat),)
@@ -91,7 +91,7 @@ def test_masks_by_hand(row, wanted, flat):
 
 
 def test_a_mask_of_a_row_of_one_number():
-    part = within((), np.array(True))
+    part = row_part((), np.array(True))
     assert_selects(part, (), np.array(True))
 
 
@@ -99,7 +99,7 @@ def test_a_mask_of_a_row_of_one_number():
 def test_everything(row):
     assert everything(row).is_everything
     assert_selects(everything(row), row, ())
-    assert within(row, ...) == everything(row)
+    assert row_part(row, ...) == everything(row)
 
 
 @pytest.mark.parametrize("row", [(0,), (3, 0), (0, 3)])
@@ -111,10 +111,10 @@ def test_everything_of_rows_without_elements(row):
 
 
 def test_only_the_whole_row_is_everything():
-    assert within((4, 5), (slice(None), slice(0, 5))).is_everything
+    assert row_part((4, 5), (slice(None), slice(0, 5))).is_everything
     for wanted in [0, (..., 0), (..., slice(1, None)), slice(None, None, 2)]:
-        assert not within((4, 5), wanted).is_everything
-    assert not within((1, 5), 0).is_everything, "one axis fewer is another shape"
+        assert not row_part((4, 5), wanted).is_everything
+    assert not row_part((1, 5), 0).is_everything, "one axis fewer is another shape"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ REFUSED = [
 @pytest.mark.parametrize(("row", "wanted", "told"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
 def test_refusals(row, wanted, told):
     with pytest.raises(ConfigError) as refused:
-        within(row, wanted)
+        row_part(row, wanted)
     for text in told:
         assert text in str(refused.value), f"{text!r} is not in {str(refused.value)!r}"
 
@@ -192,7 +192,7 @@ def composed(draw, steps):
     parts, taken = [], numbered(row)
     for _ in range(steps):
         wanted = draw(indices(taken.shape))
-        parts.append(within(taken.shape, wanted))
+        parts.append(row_part(taken.shape, wanted))
         taken = np.asarray(taken[wanted])
     return row, parts, taken
 
@@ -238,7 +238,7 @@ def test_flat_ascends_so_that_files_are_read_forwards(case):
 def test_one_element_of_a_mask_has_no_axis(position):
     """As ``row[mask][2]`` is one number."""
     mask = np.array([[True, False, True], [True, True, False]])
-    one = compose(within((2, 3), mask), within((4,), position))
+    one = compose(row_part((2, 3), mask), row_part((4,), position))
     assert one.shape == ()
     assert one.flat.tolist() == [[0, 2, 3, 4][position]]
 
@@ -247,27 +247,27 @@ def test_parts_are_told_apart_by_what_they_select():
     roi = np.array([[True, False, True], [True, True, False]])
     parts = [
         everything((2, 3)),
-        within((2, 3), 0),
-        within((2, 3), slice(0, 1)),
-        within((2, 3), (..., slice(0, 3, 2))),
-        within((2, 3), roi),
-        within((2, 3), ~roi),
-        within((3, 2), roi.reshape(3, 2)),
+        row_part((2, 3), 0),
+        row_part((2, 3), slice(0, 1)),
+        row_part((2, 3), (..., slice(0, 3, 2))),
+        row_part((2, 3), roi),
+        row_part((2, 3), ~roi),
+        row_part((3, 2), roi.reshape(3, 2)),
     ]
     assert len({part.describe() for part in parts}) == len(parts)
-    assert within((2, 3), roi).describe() == within((2, 3), roi.copy()).describe()
+    assert row_part((2, 3), roi).describe() == row_part((2, 3), roi.copy()).describe()
 
 
 def test_the_same_box_is_described_alike_however_it_was_made():
-    at_once = within((10,), slice(0, 9, 6))
-    in_two = compose(within((10,), slice(0, None, 3)), within((4,), slice(None, None, 2)))
+    at_once = row_part((10,), slice(0, 9, 6))
+    in_two = compose(row_part((10,), slice(0, None, 3)), row_part((4,), slice(None, None, 2)))
     assert at_once == in_two
     assert repr(at_once.describe()) == repr(in_two.describe()), "fingerprints are made of this"
 
 
 @pytest.mark.parametrize("wanted", [(0, slice(1, 3)), np.array([[True, False, True], [True, True, False]])])
 def test_parts_pickle(wanted):
-    part = within((2, 3), wanted)
+    part = row_part((2, 3), wanted)
     again = pickle.loads(pickle.dumps(part))
     assert again.describe() == part.describe()
     assert_selects(again, (2, 3), wanted)

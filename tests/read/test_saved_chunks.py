@@ -106,15 +106,15 @@ def test_the_second_opening_walks_through_nothing(small, folder, walks):
     assert saved(folder) == [Path(table_of(first)._saved.path).name]
     second = assert_opens(small, folder)
     assert len(walks) == 1
-    assert isinstance(table_of(second), saved_chunks.SavedTable)
+    assert isinstance(table_of(second), saved_chunks.SavedChunkTable)
     assert second.fingerprint == first.fingerprint
 
 
 def test_a_saved_table_is_mapped_by_the_first_read(small, folder, monkeypatch):
     """Neither opening nor planning looks at tables: a dataset may have many files, and one batch needs few of them."""
     ps.open(small, index_dir=folder)
-    mapped, original = [], savedcolumns.Saved.columns
-    monkeypatch.setattr(savedcolumns.Saved, "columns", lambda self: (mapped.append(self.path), original(self))[1])
+    mapped, original = [], savedcolumns.SavedTable.columns
+    monkeypatch.setattr(savedcolumns.SavedTable, "columns", lambda self: (mapped.append(self.path), original(self))[1])
     part = ps.open(small, index_dir=folder).select_within(NAME, slice(1, 3))
     with ps.Loader(part, batch_size=2, shuffle=True, memory="64MiB") as loader:
         assert not mapped
@@ -548,7 +548,7 @@ def test_threads_that_save_at_once_leave_one_whole_table(small, folder):
         for _ in range(10):
             kept = saved_chunks.save(str(folder), file, f"{NAME} along 0", table, from_chunks=1)
             found.append(
-                isinstance(kept, saved_chunks.SavedTable) and np.array_equal(kept.find(0, slice(None))[0], whole)
+                isinstance(kept, saved_chunks.SavedChunkTable) and np.array_equal(kept.find(0, slice(None))[0], whole)
             )
 
     whole = table.find(0, slice(None))[0]
@@ -571,7 +571,7 @@ def test_processes_that_save_at_once_leave_one_whole_table(large, folder, walks)
     assert len(saved(folder)) == 1
     assert saved(folder)[0].endswith(".table"), "and nothing half-written"
     for ds in opened:
-        assert isinstance(table_of(ds), saved_chunks.SavedTable)
+        assert isinstance(table_of(ds), saved_chunks.SavedChunkTable)
         assert np.array_equal(ds[[3, 0]][NAME], values[[3, 0]])
     assert np.array_equal(ps.open(path, index_dir=folder)[:][NAME], values)
     assert walks == []
@@ -632,7 +632,7 @@ def test_chunks_never_written_and_filters_left_out_survive(small, tmp_path, fold
     for _ in range(2):
         ds = ps.open(path, index_dir=folder, allow_fill=True, row_axis=axis)
         table = table_of(ds)
-        assert isinstance(table, saved_chunks.SavedTable)
+        assert isinstance(table, saved_chunks.SavedChunkTable)
         assert (table.missing, table.some_skipped) == (20, True)
         assert np.array_equal(ds[:][NAME], expected)
         offsets, lengths, skipped = (np.concatenate(column) for column in zip(*_rows(table), strict=True))

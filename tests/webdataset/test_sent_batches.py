@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from penstock import webdataset as wds
-from penstock.loader.rooms import CAN_SHARE
+from penstock.loader.segments import CAN_SHARE
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not CAN_SHARE, reason="no shared memory without a name on this system")
@@ -25,7 +25,7 @@ ROWS, BATCH, VALUES = 60, 4, 10_000
 
 
 def samples() -> Any:
-    """Arrays and tensors large enough for rooms, and small ones."""
+    """Arrays and tensors large enough for segments, and small ones."""
     worker = torch.utils.data.get_worker_info()
     first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
     for number in range(first, ROWS, step):
@@ -88,7 +88,7 @@ def test_memory_is_used_again() -> None:
 
 
 def mapped() -> int:
-    """Rooms that this process has mapped."""
+    """SegmentPool that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return len({line.split()[4] for line in lines if "memfd:penstock" in line})
 

@@ -100,7 +100,7 @@ def _compare(folder: str, args: argparse.Namespace, limit_bytes: int) -> int:
     voxels = nsd.voxels("nsdgeneral")
     assert voxels is not None
     sizes = read_once(folder)
-    course = Course(Learner(len(voxels)), args.batch_size, args.seconds, limit_bytes, quiet=args.json)
+    course = DemoJob(Learner(len(voxels)), args.batch_size, args.seconds, limit_bytes, quiet=args.json)
     course.say(
         f"Subject 1: {len(nsd.trials):,} trials in {len(nsd.sessions)} sessions, {len(voxels):,} voxels of "
         f"nsdgeneral.\n"
@@ -200,7 +200,7 @@ class Learner:
 
 
 @dataclass(frozen=True)
-class Course:
+class DemoJob:
     """The work of every loader: feed the model for two epochs, or until the time limit of each."""
 
     learner: Learner
@@ -238,7 +238,7 @@ class Course:
         return Result(source, name, timed.samples_per_s, watch.peak_bytes, pictures[: warm.samples])
 
 
-def _release(nsd: NSD, course: Course) -> tuple[Result, str, list[Promise]]:
+def _release(nsd: NSD, course: DemoJob) -> tuple[Result, str, list[Promise]]:
     watch = course.watch()
     ds = nsd.dataset(roi="nsdgeneral")
 
@@ -275,7 +275,7 @@ def _resumes(loader: ps.Loader, make: Callable[[], ps.Loader]) -> Promise:
     )
 
 
-def _by_hand(nsd: NSD, course: Course, workers: int) -> Result:
+def _by_hand(nsd: NSD, course: DemoJob, workers: int) -> Result:
     voxels = nsd.voxels("nsdgeneral")
     assert voxels is not None
     watch = course.watch()
@@ -288,7 +288,7 @@ def _by_hand(nsd: NSD, course: Course, workers: int) -> Result:
     return result
 
 
-def _shards(folder: str, course: Course) -> tuple[Result, Promise]:
+def _shards(folder: str, course: DemoJob) -> tuple[Result, Promise]:
     watch = course.watch()
     train, val, pictures, _ = get_dataloaders(
         course.batch_size, root=folder, backend="tar", to_tuple=SHARD_COLUMNS, memory=course.limit_bytes
@@ -300,7 +300,7 @@ def _shards(folder: str, course: Course) -> tuple[Result, Promise]:
     return result, Promise(once, f"each of {pictures:,} pictures came exactly once in an epoch of the shards")
 
 
-def _webdataset(folder: str, course: Course) -> Iterator[Result]:
+def _webdataset(folder: str, course: DemoJob) -> Iterator[Result]:
     found = Shards.find(folder, 1)
     if importlib.util.find_spec("webdataset") is None or found is None:
         return

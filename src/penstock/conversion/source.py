@@ -16,7 +16,7 @@ from penstock.dataset.explain import read_paths
 from penstock.dataset.rewrite import select_part
 from penstock.dataset.store import Store, as_base, digest
 from penstock.errors import Changed
-from penstock.read.part import within
+from penstock.read.part import row_part
 
 
 def block_rows(store: Store) -> int:
@@ -49,7 +49,7 @@ def part_store(ds: Dataset, field: str, part: tuple[slice, ...]) -> Store:
     store, shape = ds.only(field).delivered, ds.fields[field].shape
     if all(each.stop - each.start == n for each, n in zip(part, shape, strict=True)):
         return store
-    return select_part(store, field, within(shape, part))
+    return select_part(store, field, row_part(shape, part))
 
 
 @dataclass

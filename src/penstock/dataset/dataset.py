@@ -29,7 +29,7 @@ from penstock.dataset.store import Store, StoreBase, as_base
 from penstock.dataset.thumbnails import thumbnails
 from penstock.errors import ConfigError, DataError, LimitExceeded, SourceError
 from penstock.read.convert import convert
-from penstock.read.part import within
+from penstock.read.part import row_part
 
 Index = int | np.integer | slice | Sequence[int] | np.ndarray
 Sample = dict[str, Any]
@@ -144,7 +144,7 @@ class Dataset:
         if field in self.axes:
             raise ConfigError(f"select_within({field!r}, …): its axes were permuted; select first, then permute")
         try:
-            part = within(spec.shape, wanted)
+            part = row_part(spec.shape, wanted)
         except ConfigError as error:
             raise ConfigError(f"select_within({field!r}, …): {error}") from None
         return self._with(select_part(self.store, field, part), self.casts)

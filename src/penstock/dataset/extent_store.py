@@ -18,15 +18,15 @@ from penstock.read.codecs import checked_by
 from penstock.read.extents import Array, Chunks, Extents, Members
 from penstock.read.members import (
     AdjacentMembers,
-    GatherMembers,
-    GatherNumbers,
+    MemberGatherReader,
     MemberReader,
+    NumberGatherReader,
     adjacent_members,
     member_reader,
 )
-from penstock.read.part import Box, Within, compose
+from penstock.read.part import Box, RowPart, compose
 from penstock.read.pieces import WHOLE, Share
-from penstock.read.rows import Gathering, MappedReader, PartReader, RowReader, row_reader
+from penstock.read.rows import GatherReader, MappedReader, PartReader, RowReader, row_reader
 
 
 class ExtentStore(StoreBase):
@@ -40,7 +40,7 @@ class ExtentStore(StoreBase):
         arrays: Mapping[str, Extents],
         files: Files,
         casts: Mapping[str, Cast] | None = None,
-        parts: Mapping[str, Within] | None = None,
+        parts: Mapping[str, RowPart] | None = None,
         axes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self._arrays, self._files = dict(arrays), files
@@ -71,9 +71,9 @@ class ExtentStore(StoreBase):
         return adjacent_members(self._readers)
 
     @cached_property
-    def _gathering(self) -> dict[str, Gathering]:
+    def _gather_readers(self) -> dict[str, GatherReader]:
         """The readers that can share a mapping of the first one's file."""
-        found = {name: reader for name, reader in self._readers.items() if isinstance(reader, Gathering)}
+        found = {name: reader for name, reader in self._readers.items() if isinstance(reader, GatherReader)}
         files = [reader.array.file for reader in found.values()]
         return {
             name: reader for name, reader in found.items() if reader.array.file == files[0] and reader.array.row_bytes
@@ -120,7 +120,7 @@ class ExtentStore(StoreBase):
         check_rows(rows, self)
         at_once: list[str] = []
         if self._adjacent is not None and share[0] == 0:
-            at_once = self._adjacent.suits(list(out), len(rows))
+            at_once = self._adjacent.choose(list(out), len(rows))
             if at_once:
                 self._adjacent.read(rows, at, {name: out[name] for name in at_once})
         if share[0] == 0:
@@ -138,11 +138,13 @@ class ExtentStore(StoreBase):
 
     def _read_mapped(self, rows: np.ndarray, at: np.ndarray, out: Out) -> list[str]:
         """Read the fields that are gathered from one mapping, and return their names; none if it is only one."""
-        found = [name for name in out if name in self._gathering and len(rows) >= self._gathering[name].worth_from]
+        found = [
+            name for name in out if name in self._gather_readers and len(rows) >= self._gather_readers[name].least_rows
+        ]
         if len(found) > 1:
-            with self._files.lend(self._gathering[found[0]].array.file, mapped=True) as handle:
+            with self._files.lend(self._gather_readers[found[0]].array.file, mapped=True) as handle:
                 for name in found:
-                    self._gathering[name].read_from(handle, rows, at, out[name])
+                    self._gather_readers[name].read_from(handle, rows, at, out[name])
             return found
         return []
 
@@ -194,7 +196,7 @@ class ExtentStore(StoreBase):
     def epoch_bytes(self) -> Mapping[str, int]:
         return {name: _epoch_bytes(reader) for name, reader in self._readers.items()}
 
-    def selecting(self, field: str, part: Within) -> "ExtentStore | None":
+    def selecting(self, field: str, part: RowPart) -> "ExtentStore | None":
         if isinstance(part, Box) and part.is_everything:
             return self
         if field in self._axes:
@@ -203,12 +205,12 @@ class ExtentStore(StoreBase):
         return ExtentStore(self._arrays, self._files, self._casts, {**self._parts, field: whole}, self._axes)
 
 
-_RowReader = RowReader | PartReader | MappedReader | MemberReader | GatherMembers | GatherNumbers
+_RowReader = RowReader | PartReader | MappedReader | MemberReader | MemberGatherReader | NumberGatherReader
 _Reader = _RowReader | BlockReader
 
 
 def _reader(
-    array: Extents, files: Files, cast: Cast | None, part: Within | None, axes: tuple[int, ...] | None
+    array: Extents, files: Files, cast: Cast | None, part: RowPart | None, axes: tuple[int, ...] | None
 ) -> _Reader:
     if cast is None and not array.stored.isnative:
         cast = Cast(array.spec.dtype)
@@ -234,7 +236,7 @@ def _checksum(array: Chunks) -> str:
 
 
 def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
-    array, mapped = reader.array, int(isinstance(reader, Gathering))
+    array, mapped = reader.array, int(isinstance(reader, GatherReader))
     how = "gathered from a mapping of the file" if mapped else "read straight from the file"
     if isinstance(array, Members):
         stored = int(array.lengths.sum())

@@ -18,7 +18,7 @@ from penstock.dataset.normalize import Normalized
 from penstock.dataset.second_pass import Cropped, Padded, Permuted, Recast, SecondPass
 from penstock.dataset.store import Branch, Out, ReadCall, StoreBase, Wrapper
 from penstock.read.convert import convert
-from penstock.read.part import Within
+from penstock.read.part import RowPart
 
 
 def cast_fields(store: StoreBase, casts: Mapping[str, Cast]) -> StoreBase:
@@ -66,7 +66,7 @@ def normalize_field(store: StoreBase, field: str, mean: np.ndarray, spread: np.n
     return Normalized(store, field, mean=mean[None], spread=spread[None], group_of_row=groups, dtype=dtype)
 
 
-def select_part(store: StoreBase, field: str, part: Within) -> StoreBase:
+def select_part(store: StoreBase, field: str, part: RowPart) -> StoreBase:
     """The same rows with part of a field."""
     if isinstance(store, Combination):
         return store.rebuild(

@@ -14,7 +14,7 @@ from penstock.base.sizes import KiB
 from penstock.base.spec import Cast, Fields, FieldSpec, permuted
 from penstock.dataset.store import Filled, Out, StoreBase, Wrapper, digest
 from penstock.read.convert import convert, convert_axes, convert_scratch_bytes
-from penstock.read.part import Box, Within
+from penstock.read.part import Box, RowPart
 from penstock.read.pieces import WHOLE, Share
 
 # Rows that pass through scratch at a time, so that they stay in a core's cache.
@@ -109,9 +109,9 @@ class SecondPass(Wrapper):
 class Cropped(SecondPass):
     """Part of each row of a field, for stores that can only read whole rows."""
 
-    changes: dict[str, Within]
+    changes: dict[str, RowPart]
 
-    def __init__(self, store: StoreBase, field: str, part: Within) -> None:
+    def __init__(self, store: StoreBase, field: str, part: RowPart) -> None:
         super().__init__(store, {field: part})
         self.field, self.part = field, part
 
@@ -143,7 +143,7 @@ class Cropped(SecondPass):
         return np.asarray(found[0])
 
 
-def crop(row: np.ndarray, part: Within, target: np.ndarray) -> None:
+def crop(row: np.ndarray, part: RowPart, target: np.ndarray) -> None:
     """The part of one contiguous row into ``target``, which has a leading axis of 1."""
     if isinstance(part, Box):
         np.copyto(target.reshape(part.full_shape), row[part.index])

@@ -25,7 +25,7 @@ from penstock.errors import PenstockError
 from penstock.files.handles import check_unchanged
 from penstock.files.retry import retry_library
 from penstock.read import coalesce
-from penstock.read.part import Box, Mask, Within, compose, coordinates, element_strides, everything
+from penstock.read.part import Box, Mask, RowPart, compose, coordinates, element_strides, everything
 
 # Rows that pass through a library at a time.
 READ_BYTES = 1 * MiB
@@ -45,7 +45,7 @@ class Layout:
     row_axis: int
     why: str
     """Why the library must read it."""
-    part: Within | None = None
+    part: RowPart | None = None
     holes: Mapping[int, int] = field(default_factory=dict)
     """Chunks that were never written and come as the fill value, by block of rows."""
     checked_by: str = field(default="", kw_only=True)
@@ -180,7 +180,7 @@ class SlicedStore(StoreBase):
     def choosing(self, names: Sequence[str]) -> Self:
         return self.with_layouts({name: self.layouts[name] for name in names})
 
-    def selecting(self, field: str, part: Within) -> Self:
+    def selecting(self, field: str, part: RowPart) -> Self:
         layout = self.layouts[field]
         whole = compose(layout.part, part) if layout.part else part
         return self.with_layouts({**self.layouts, field: replace(layout, part=whole)})
@@ -243,7 +243,7 @@ class SlicedStore(StoreBase):
         return Origin(self.file.path, f"{next(iter(self.fields))}[{row}]")
 
 
-def inside(layout: Layout) -> Within | None:
+def inside(layout: Layout) -> RowPart | None:
     """The wanted part, relative to the box that is read; None if it is all of the box."""
     part = layout.part
     if part is None:

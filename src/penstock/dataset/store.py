@@ -16,7 +16,7 @@ import numpy as np
 from penstock.base.spec import Cast, Fields, Origin, ReadPath
 from penstock.base.user_functions import NO_LIMIT
 from penstock.errors import OutOfRange
-from penstock.read.part import Within
+from penstock.read.part import RowPart
 from penstock.read.pieces import WHOLE, Share
 
 Out = Mapping[str, np.ndarray]
@@ -159,7 +159,7 @@ class StoreBase:
         """The same rows, fields laid out with other orders of axes; None if a second pass does that as well."""
         return None
 
-    def selecting(self, field: str, part: Within) -> "StoreBase | None":
+    def selecting(self, field: str, part: RowPart) -> "StoreBase | None":
         """The same rows with part of a field, the rest unread; None if this store cannot do that."""
         return None
 

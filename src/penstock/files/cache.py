@@ -193,7 +193,7 @@ class FileCache:
     def _alone(self, key: str, file: FileId) -> Iterator[None]:
         """No other process fetches this file meanwhile."""
         path = self._path(key, "lock")
-        waiting = _Patience(self.patience_s)
+        waiting = _Backoff(self.patience_s)
         while (descriptor := _locked(path)) is None:
             with suppress(OSError):
                 waiting.saw(os.stat(self._path(key, "part")).st_mtime_ns)
@@ -214,7 +214,7 @@ class FileCache:
 
     def _reserved(self, partial: str, file: FileId) -> int:
         """A new file of the right size, which counts as used from now on."""
-        waiting = _Patience(self.patience_s)
+        waiting = _Backoff(self.patience_s)
         while True:
             with self._folder_alone():
                 used = self._make_room(file.size)
@@ -287,7 +287,7 @@ class FileCache:
     def _folder_alone(self) -> Iterator[None]:
         """No other process counts or removes meanwhile."""
         descriptor = os.open(os.path.join(self.folder, FOLDER_LOCK), os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
-        waiting = _Patience(self.patience_s)
+        waiting = _Backoff(self.patience_s)
         try:
             while not locks.try_lock(descriptor):
                 if waiting.is_over():
@@ -301,7 +301,7 @@ class FileCache:
         return os.path.join(self.folder, f"{key}.{kind}")
 
 
-class _Patience:
+class _Backoff:
     """Waits a little longer every time, and ends if nothing changes for long."""
 
     def __init__(self, patience_s: float) -> None:

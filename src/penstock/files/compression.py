@@ -34,7 +34,7 @@ SKIP_BYTES = MiB
 """Read and dropped at a time."""
 
 
-class _Begun:
+class _PeekedSource:
     """A source whose first bytes were looked at, and are given out again."""
 
     def __init__(self, source: ByteSource, begun: bytes) -> None:
@@ -112,7 +112,7 @@ class DecompressedStream:
         self._reader, self._is_compressed = source, False
         self.first_bytes = self._take(MAGIC_BYTES)
         """As they are in the source."""
-        self._source = _Begun(source, self.first_bytes)
+        self._source = _PeekedSource(source, self.first_bytes)
         self._reader, self._offset, self.size = self._source, 0, None
         if compression := _compression_of(self.first_bytes):
             self._reader, self._is_compressed = compression.open(self._source, name), True

@@ -35,7 +35,7 @@ from penstock.files.compression import MAX_EXPANSION
 from penstock.files.copies import Copies, Servers, no_cache
 from penstock.files.handles import NOT_SEEN, BodyHandle, Handle, RemoteHandle, UnseenHandle, identify
 from penstock.files.manifest import PIECE_BYTES, Manifest
-from penstock.files.pool import IDLE, Loan, Pool
+from penstock.files.pool import IDLE, HandleLoan, Pool
 from penstock.files.retry import open_for_parser
 
 if TYPE_CHECKING:  # remote takes a while to import, and is imported when it is needed
@@ -183,7 +183,7 @@ class Files:
         """
         if file.size == NOT_SEEN or file.expanded or is_remote(file.path):
             return self._lend_other(file)
-        return Loan(self._pool, file, mapped)
+        return HandleLoan(self._pool, file, mapped)
 
     def _lend_other(self, file: FileId) -> AbstractContextManager[Handle]:
         if file.size == NOT_SEEN:

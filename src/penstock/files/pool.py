@@ -155,7 +155,7 @@ class Pool:
             raise
 
 
-class Loan:
+class HandleLoan:
     """A handle of a local file, for the length of a ``with``. (A generator would take twice as long.)"""
 
     __slots__ = ("file", "handle", "mapped", "pool")

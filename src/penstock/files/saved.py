@@ -35,7 +35,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedTable:
     """A table on disk: its header, and its columns on demand."""
 
     path: str
@@ -68,7 +68,7 @@ class Saved:
         return found
 
 
-def load(folder: str, file: FileId, name: str, *, of_any_version: bool = False) -> Saved | None:
+def load(folder: str, file: FileId, name: str, *, of_any_version: bool = False) -> SavedTable | None:
     """The table saved under this name for this file, if it is complete and the file has not changed."""
     path = _path(folder, file, name)
     if locks.distrust(folder):
@@ -86,14 +86,14 @@ def load(folder: str, file: FileId, name: str, *, of_any_version: bool = False) 
         about = json.loads(line)
         if about["size"] != size or not (of_any_version or about["key"] == _key(file, name)):
             return None
-        return Saved(path, about["header"], about["columns"])
+        return SavedTable(path, about["header"], about["columns"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not there, or not ours
         return None
 
 
 def save(
     folder: str, file: FileId, name: str, header: Mapping[str, Any], columns: Mapping[str, np.ndarray]
-) -> Saved | None:
+) -> SavedTable | None:
     """Save columns and a small JSON header for the next time; None if that is not possible."""
     arrays = {key: np.ascontiguousarray(column) for key, column in columns.items()}
     described: dict[str, tuple[str, tuple[int, ...], int, int]] = {}

@@ -31,7 +31,7 @@ from penstock.files.files import Files
 from penstock.files.handles import Handle
 from penstock.files.retry import open_for_parser
 from penstock.read.extents import Chunks, Contiguous, KnownTable
-from penstock.read.part import Box, Mask, Within, compose, everything
+from penstock.read.part import Box, Mask, RowPart, compose, everything
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -204,7 +204,7 @@ class GzippedImage(StoreBase):
 
     fields: Fields
 
-    def __init__(self, file: FileId, name: str, image: Image, files: Files, parts: "tuple[Within, ...]" = ()) -> None:
+    def __init__(self, file: FileId, name: str, image: Image, files: Files, parts: "tuple[RowPart, ...]" = ()) -> None:
         self.file, self.name, self.image, self.files = file, name, image, files
         self.parts = parts
         """Parts of a row that were selected, each a part of the one before."""
@@ -219,7 +219,7 @@ class GzippedImage(StoreBase):
         return self.image.row_shape
 
     @cached_property
-    def _stored_part(self) -> Within:
+    def _stored_part(self) -> RowPart:
         """The same part of a volume whose axes are in the order of the file, for masks."""
         if isinstance(self.part, Box):
             return self.part
@@ -242,7 +242,7 @@ class GzippedImage(StoreBase):
             found = digest("part", found, self.name, part.describe())
         return found
 
-    def selecting(self, field: str, part: Within) -> "GzippedImage":
+    def selecting(self, field: str, part: RowPart) -> "GzippedImage":
         return type(self)(self.file, self.name, self.image, self.files, (*self.parts, part))
 
     def __len__(self) -> int:
@@ -273,7 +273,7 @@ class GzippedImage(StoreBase):
             borrow(STORED_BYTES) as stored,
             borrow(image.row_bytes) as raw,
         ):
-            stream = _Stream(handle, stored)
+            stream = _GzipStream(handle, stored)
             stream.skip(image.offset)
             volume = raw.view(image.stored).reshape(image.row_shape[::-1])
             for row in range(max(places) + 1):
@@ -329,7 +329,7 @@ class GzippedVolumes(GzippedImage):
         return self.image.row_shape[::-1]
 
     @property
-    def _stored_part(self) -> Within:
+    def _stored_part(self) -> RowPart:
         return self.part
 
     def _turned(self, volume: np.ndarray) -> np.ndarray:
@@ -349,7 +349,7 @@ class _Verbatim(str):
     __repr__ = str.__str__
 
 
-class _Stream:
+class _GzipStream:
     """A gzip file, decoded step by step."""
 
     def __init__(self, handle: Handle, stored: np.ndarray) -> None:

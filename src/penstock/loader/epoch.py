@@ -52,7 +52,7 @@ class EpochIterator:
         )
 
 
-class Stream:
+class DatasetBatches:
     """The batches of one dataset in one epoch. When it ends, for whatever reason, so do its threads and files.
 
     more_slots:  called when the caller keeps so many batches that slots were added
@@ -196,7 +196,7 @@ class Watchers:
 class Steps(ABC):
     """One epoch of all datasets of a loader, step by step."""
 
-    def __init__(self, streams: Mapping[str, Stream], position: Position, watchers: Watchers) -> None:
+    def __init__(self, streams: Mapping[str, DatasetBatches], position: Position, watchers: Watchers) -> None:
         self.streams = streams
         self._position, self._watchers = position, watchers
         self._first = next(iter(streams.values()))
@@ -285,7 +285,7 @@ class Steps(ABC):
 class OneDataset(Steps):
     """Each step is a batch."""
 
-    def __init__(self, streams: Mapping[str, Stream], position: Position, watchers: Watchers) -> None:
+    def __init__(self, streams: Mapping[str, DatasetBatches], position: Position, watchers: Watchers) -> None:
         super().__init__(streams, position, watchers)
         (self._stream,) = streams.values()
 
@@ -332,7 +332,7 @@ class Alternate(Together):
 
     def __init__(
         self,
-        streams: Mapping[str, Stream],
+        streams: Mapping[str, DatasetBatches],
         position: Position,
         watchers: Watchers,
         *,

@@ -22,18 +22,18 @@ from penstock.base.sizes import format_size
 from penstock.dataset.dataset import Dataset
 from penstock.errors import BudgetExceeded, ConfigError, KeptBatches
 from penstock.loader import state as states
-from penstock.loader.epoch import EpochIterator, Steps, Stream, Watchers
+from penstock.loader.epoch import DatasetBatches, EpochIterator, Steps, Watchers
 from penstock.loader.interleave import Interleaved
 from penstock.loader.order import Order
 from penstock.loader.outputs import make_output
+from penstock.loader.pickled_stores import PickledStores
 from penstock.loader.plan import JointPlan, Plan, make_joint_plan, make_plan, record_bytes
 from penstock.loader.plan_request import Request
 from penstock.loader.plan_text import ALONE, prefix
 from penstock.loader.processes import ReaderProcesses
 from penstock.loader.readers import ReadCounts
-from penstock.loader.shipment import Shipment
 from penstock.loader.slots import Slots
-from penstock.loader.source import Options, Source
+from penstock.loader.source import LoaderOptions, Source
 from penstock.loader.state import Position
 from penstock.loader.stats import Meter, Stats
 from penstock.loader.team import Team, refuse_at_the_end
@@ -47,7 +47,7 @@ def make_sources(
     datasets: Mapping[str, Dataset],
     orders: Mapping[str, Order],
     batch_sizes: Mapping[str, int],
-    options: Options,
+    options: LoaderOptions,
 ) -> tuple[dict[str, Source], int]:
     """The datasets as they will be read, and the bytes that the process held before.
 
@@ -183,13 +183,13 @@ class Feed:
         self._forget_parent()
         self._tuner.begin()
         meter = Meter(self._held_before, self._tuner.threads, self._held_elsewhere)
-        streams: dict[str, Stream] = {}
+        streams: dict[str, DatasetBatches] = {}
         for name, source in self.sources.items():
             wanted_at = self._wanted_at(name, position)
             readers = source.begin(
                 position.epoch, position.samples[name], team, wanted_at, len(streams), is_shared=self.plan.processes > 0
             )
-            streams[name] = Stream(name, source, readers, meter, self._warn_of_kept)
+            streams[name] = DatasetBatches(name, source, readers, meter, self._warn_of_kept)
         read = {name: (stream.readers.counts, stream.readers.slots) for name, stream in streams.items()}
         restarts = partial(_restarts_since, self._processes, self._processes.restarts) if self._processes else int
         self._account = account = _Account(position.epoch, self.plan, meter, self.sources, read, restarts=restarts)
@@ -203,12 +203,12 @@ class Feed:
 
     def _ready_processes(self) -> ReaderProcesses | None:
         """The reader processes, made when they are first needed."""
-        if self._team is not None and not self._team.has_ended:  # a read that does not return has a lane
+        if self._team is not None and not self._team.has_ended:  # a read that does not return has a connection
             self._end_processes()
         if self._processes is None and self.plan.processes:
-            shipment = Shipment([source.store for source in self.sources.values()])
+            pickled_stores = PickledStores([source.store for source in self.sources.values()])
             skip = next(iter(self.sources.values())).faults.skip
-            self._processes = ReaderProcesses(self.plan.processes, shipment, skip=skip)
+            self._processes = ReaderProcesses(self.plan.processes, pickled_stores, skip=skip)
         return self._processes
 
     def _held_elsewhere(self) -> int:

@@ -20,7 +20,7 @@ from penstock.loader.plan import Plan
 from penstock.loader.plan_text import ALONE
 from penstock.loader.ranks import Rank
 from penstock.loader.request import order_of
-from penstock.loader.source import Options
+from penstock.loader.source import LoaderOptions
 from penstock.loader.stats import Report, Stats
 
 Self = TypeVar("Self", bound="BaseLoader")
@@ -162,7 +162,7 @@ class Loader(BaseLoader):
         output: Literal["torch", "numpy"] = "torch",
         progress: bool = False,
     ) -> None:
-        options = Options(
+        options = LoaderOptions(
             memory=memory, threads=threads, processes=processes, seed=seed, columns=columns, on_error=on_error,
             max_errors=max_errors, nan=nan,
             drop_last=drop_last, tail=tail, rank=rank, world_size=world_size, mesh=mesh, device=device, output=output,

@@ -20,7 +20,7 @@ from penstock.loader.permutation import generator
 from penstock.loader.plan import JointPlan
 from penstock.loader.ranks import Rank
 from penstock.loader.request import order_of
-from penstock.loader.source import Options
+from penstock.loader.source import LoaderOptions
 
 Mode = Literal["together", "alternate"]
 Samples = Literal["all", "shortest", "longest"]
@@ -92,7 +92,7 @@ class MultiLoader(BaseLoader):
         _check_datasets(datasets)  # also when given by name
         self.mode: Mode = checks.one_of("mode", mode, get_args(Mode))
         shuffle, seed = checks.flag("shuffle", shuffle), check_seed(seed)
-        options = Options(
+        options = LoaderOptions(
             memory=memory, threads=threads, processes=processes, seed=seed, columns=columns, on_error=on_error,
             max_errors=max_errors, nan=nan,
             drop_last=drop_last, tail=tail, rank=rank, world_size=world_size, mesh=mesh, device=device, output=output,

@@ -21,7 +21,7 @@ from penstock.base.sizes import MiB, format_size
 from penstock.base.spec import IN_MEMORY, ReadPath, row_bytes
 from penstock.dataset.store import StoreBase
 from penstock.errors import ConfigError
-from penstock.loader.shipment import CANNOT_PICKLE, Shipment, functions, is_imported_again
+from penstock.loader.pickled_stores import CANNOT_PICKLE, PickledStores, functions, is_imported_again
 from penstock.loader.wire import CAN_SEND_DESCRIPTORS
 
 # Threads for remote files: at 40 ms per request, 16 of them send 400 requests per second.
@@ -144,15 +144,15 @@ def _why_inside(store: StoreBase, paths: Sequence[ReadPath]) -> str:
 def _with_sizes(store: StoreBase, placement: Placement) -> Placement:
     """The same with what processes hold, or with the reason why this store cannot be sent to any."""
     try:
-        shipment = Shipment([store])
+        pickled_stores = PickledStores([store])
     except CANNOT_PICKLE as error:
         why = f"threads read here: the dataset cannot be sent to processes ({type(error).__name__}: {error})"
         return placement.inside(why)
-    own = store.index_bytes + sum(store.shared_index.values()) - shipment.bytes
-    torch = TORCH_BYTES if _needs_torch(store, shipment) else 0
-    objects = UNPICKLED_TIMES * shipment.pickle_bytes
+    own = store.index_bytes + sum(store.shared_index.values()) - pickled_stores.bytes
+    torch = TORCH_BYTES if _needs_torch(store, pickled_stores) else 0
+    objects = UNPICKLED_TIMES * pickled_stores.pickle_bytes
     return replace(
-        placement, process_bytes=PROCESS_BYTES + max(0, own) + torch + objects, shared_bytes=shipment.bytes
+        placement, process_bytes=PROCESS_BYTES + max(0, own) + torch + objects, shared_bytes=pickled_stores.bytes
     )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def has_function(store: StoreBase) -> bool:
     return any(True for _ in functions(store))
 
 
-def _needs_torch(store: StoreBase, shipment: Shipment) -> bool:
+def _needs_torch(store: StoreBase, pickled_stores: PickledStores) -> bool:
     """Whether a process will import torch: the caller's function refers to it, or the module that it comes from."""
     if "torch" not in sys.modules or not has_function(store):
         return False
@@ -178,4 +178,4 @@ def _needs_torch(store: StoreBase, shipment: Shipment) -> bool:
     modules = [sys.modules.get(name) for name in homes_of_functions if is_imported_again(name)]
     names = {getattr(value, "__name__", "") for module in modules if module for value in vars(module).values()}
     homes = {getattr(value, "__module__", "") for module in modules if module for value in vars(module).values()}
-    return shipment.mentions("torch") or any(str(name).split(".")[0] == "torch" for name in names | homes)
+    return pickled_stores.mentions("torch") or any(str(name).split(".")[0] == "torch" for name in names | homes)

@@ -151,7 +151,7 @@ class JointPlan(_Reservations):
 
 
 @dataclass(frozen=True)
-class Spent:
+class BudgetShare:
     """The share of a budget that one request gets."""
 
     request: Request
@@ -228,14 +228,14 @@ def make_joint_plan(requests: Mapping[str, Request]) -> JointPlan:
     return JointPlan(**common, holders=held, plans=plans, spare_threads=spare)
 
 
-def _by_name(spent: Mapping[str, Spent], threads: int) -> dict[str, int]:
+def _by_name(spent: Mapping[str, BudgetShare], threads: int) -> dict[str, int]:
     """Bytes by holder, where each dataset's batches are a holder."""
     shared = holders(list(spent.values()), threads)
     del shared[plan_text.BATCHES]
     return {**{plan_text.batches_of(name): one.slots_bytes for name, one in spent.items()}, **shared}
 
 
-def _spare_threads(spent: Sequence[Spent], threads: int, planned_bytes: int) -> int:
+def _spare_threads(spent: Sequence[BudgetShare], threads: int, planned_bytes: int) -> int:
     """Threads to keep memory for, where everything else has all it wants."""
     request, each = spent[0].request, _at_work(threads, len(spent))
     if threads < request.threads or any(one.slots < one.slots_wanted(each) for one in spent):
@@ -244,7 +244,7 @@ def _spare_threads(spent: Sequence[Spent], threads: int, planned_bytes: int) -> 
     return max(0, min(request.most_threads - threads, room // _thread_bytes(spent)))
 
 
-def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
+def spend(requests: Sequence[Request]) -> tuple[int, list[BudgetShare]]:
     """Threads, and what each request gets of one budget; the smallest set-up must fit.
 
     One wish after another, and the next only when this one has all it wants: more memory never means less of anything.
@@ -252,7 +252,7 @@ def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
     limit_bytes, wanted = requests[0].limit_bytes, requests[0].threads
     smallest = [least(request) for request in requests]
 
-    def fits(spent: list[Spent], threads: int) -> bool:
+    def fits(spent: list[BudgetShare], threads: int) -> bool:
         return sum(holders(spent, threads).values()) <= limit_bytes
 
     spent = [replace(one, slots=_usual_slots(one.request, one.rows_per_read)) for one in smallest]
@@ -267,7 +267,7 @@ def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
     for number, request in enumerate(requests):
         sizes = _read_sizes(request)
         for rows in sizes:
-            one = Spent(request, rows, _usual_slots(request, rows))
+            one = BudgetShare(request, rows, _usual_slots(request, rows))
             if rows == sizes[-1] or fits([*spent[:number], one, *spent[number + 1 :]], threads):
                 break
         spent[number] = one
@@ -278,7 +278,7 @@ def spend(requests: Sequence[Request]) -> tuple[int, list[Spent]]:
     return threads, [replace(one, slots=one.slots + extra) for one, extra in zip(spent, more, strict=True)]
 
 
-def _more_slots(spent: Sequence[Spent], threads: int, free_bytes: int) -> list[int]:
+def _more_slots(spent: Sequence[BudgetShare], threads: int, free_bytes: int) -> list[int]:
     """Slots beyond the least, one for each dataset in turn until one does not fit."""
     wanted = [one.slots_wanted(_at_work(threads, len(spent))) - one.slots for one in spent]
     costs = [one.batch_bytes + record_bytes(one.request.batch_rows) for one in spent]
@@ -301,17 +301,17 @@ def _at_work(threads: int, requests: int) -> int:
     return -(-threads // requests)
 
 
-def least(request: Request) -> Spent:
+def least(request: Request) -> BudgetShare:
     """The smallest set-up that works at all: of an epoch of one batch, nothing is filled while the caller has it."""
     rows = _read_sizes(request)[-1]
     if request.steps <= 1:
-        return Spent(request, rows, 1)
-    loose = Spent(request, rows, _usual_slots(request, rows))
+        return BudgetShare(request, rows, 1)
+    loose = BudgetShare(request, rows, _usual_slots(request, rows))
     tight = replace(loose, is_tight=True)
     return tight if request.can_be_tight and tight.slots_bytes < loose.slots_bytes else loose
 
 
-def holders(spent: Sequence[Spent], threads: int) -> dict[str, int]:
+def holders(spent: Sequence[BudgetShare], threads: int) -> dict[str, int]:
     """Bytes by what they are for. A thread's scratch serves whatever it reads; what indices share counts once."""
     shared = {which: size for one in spent for which, size in one.request.shared_index.items()}
     return {
@@ -327,7 +327,7 @@ def holders(spent: Sequence[Spent], threads: int) -> dict[str, int]:
     }
 
 
-def _process_holder(spent: Sequence[Spent]) -> dict[str, int]:
+def _process_holder(spent: Sequence[BudgetShare]) -> dict[str, int]:
     """What reader processes hold besides scratch: each has every dataset, and they share one copy of the tables."""
     count = spent[0].request.placement.processes
     if not count:
@@ -337,7 +337,7 @@ def _process_holder(spent: Sequence[Spent]) -> dict[str, int]:
     return {plan_text.PROCESSES: count * each + sum(one.shared_bytes for one in placements)}
 
 
-def _thread_bytes(spent: Sequence[Spent]) -> int:
+def _thread_bytes(spent: Sequence[BudgetShare]) -> int:
     return max(one.thread_bytes for one in spent)
 
 

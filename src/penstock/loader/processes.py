@@ -1,14 +1,14 @@
 """The reader processes of a loader, seen from the training process.
 
-A thread of the loader's team has a *lane* to one process: it sends a read there and waits for the answer, without the
-interpreter's lock. Until its process is up, it does its reads itself, so that the first batch does not wait.
+Each thread of the loader's team has a *connection* to one process: it sends a read there and waits for the answer,
+without the interpreter's lock. Until the process is up, the thread reads by itself: the first batch does not wait.
 
 1. Processes are fresh interpreters, never forks: the caller may have threads, or a device in use. They do not run the
    caller's ``__main__`` again.
 2. They live as long as the loader, whatever happens to it: they end when their control socket closes.
 3. A process that dies costs a pause. Nobody knows which of its reads killed it, so each is done again by itself in a
    new process. One that kills that too is done by halves, until the sample is found that no process survives.
-4. A process that does not give up its reads when an epoch is left is killed: nobody waits for a slow function.
+4. A process that is still reading when an epoch ends early is killed: nobody waits for a slow function.
 """
 
 import os
@@ -28,8 +28,8 @@ from penstock.base.counters import Counters
 from penstock.base.machine import anonymous_bytes
 from penstock.errors import ReadersNotStarted, WorkerDied
 from penstock.loader import wire
-from penstock.loader.reader_process import EndEpoch, OpenLane, Ready, Setup
-from penstock.loader.shipment import Shipment
+from penstock.loader.pickled_stores import PickledStores
+from penstock.loader.reader_process import EndEpoch, OpenConnection, Ready, Setup
 from penstock.loader.wire import ReadAnswer, ReadTask
 
 # How long a process may take to start again, on a machine that is busy with something else.
@@ -65,13 +65,13 @@ class NoReader(WorkerDied):
 class ReaderProcesses:
     """The processes of one loader."""
 
-    def __init__(self, count: int, shipment: Shipment, *, skip: bool) -> None:
-        setup, stores, paths = Setup(os.getpid(), shipment.layout, skip), shipment.load(), _import_paths()
+    def __init__(self, count: int, pickled: PickledStores, *, skip: bool) -> None:
+        setup, stores, paths = Setup(os.getpid(), pickled.layout, skip), pickled.copy_to_shared(), _import_paths()
         self.processes = [ReaderProcess(setup, stores, paths) for _ in range(count)]
-        self._lanes: dict[int, Lane] = {}
+        self._connections: dict[int, ReaderConnection] = {}
         self._next_generation = 0
         self._finalizer = weakref.finalize(
-            self, stop.call_in_finalizer, _shut_down, self.processes, self._lanes, stores, os.getpid()
+            self, stop.call_in_finalizer, _shut_down, self.processes, self._connections, stores, os.getpid()
         )
 
     @property
@@ -87,7 +87,7 @@ class ReaderProcesses:
     def wait(self, seconds: float) -> None:
         """Start all processes, and wait until they are up, or failed, but no longer than that."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not all(process.look() or process.failure for process in self.processes):
+        while time.monotonic() < until and not all(process.is_ready() or process.failure for process in self.processes):
             time.sleep(LOOK_EVERY_S)
 
     def begin(self) -> int:
@@ -95,20 +95,20 @@ class ReaderProcesses:
         self._next_generation += 1
         return self._next_generation
 
-    def lane(self, number: int) -> "Lane":
-        """The lane of a thread. Threads are dealt to processes in turn."""
-        if number not in self._lanes:
-            self._lanes[number] = Lane(self.processes[number % len(self.processes)])
-        return self._lanes[number]
+    def connection(self, number: int) -> "ReaderConnection":
+        """The connection of a thread. Threads are dealt to processes in turn."""
+        if number not in self._connections:
+            self._connections[number] = ReaderConnection(self.processes[number % len(self.processes)])
+        return self._connections[number]
 
     def end(self, generation: int) -> None:
         """Have the reads of this epoch given up, and files closed."""
         for process in self.processes:
-            process.tell(EndEpoch(generation))
+            process.send(EndEpoch(generation))
 
     def kill_busy(self) -> None:
         """Kill the processes that still read."""
-        for process in {lane.process for lane in list(self._lanes.values()) if lane.is_busy}:
+        for process in {connection.process for connection in list(self._connections.values()) if connection.is_busy}:
             process.kill()
 
     def close(self) -> None:
@@ -116,12 +116,14 @@ class ReaderProcesses:
         self._finalizer()
 
 
-def _shut_down(processes: Sequence["ReaderProcess"], lanes: Mapping[int, "Lane"], stores: int, pid: int) -> None:
+def _shut_down(
+    processes: Sequence["ReaderProcess"], connections: Mapping[int, "ReaderConnection"], stores: int, pid: int
+) -> None:
     if pid == os.getpid():  # or else this is a forked child, and they are its parent's
         for process in processes:
             process.close()
-        for lane in lanes.values():
-            lane.close()
+        for connection in connections.values():
+            connection.close()
     with suppress(OSError):
         os.close(stores)
 
@@ -164,7 +166,7 @@ class ReaderProcess:
 
     # Life.
 
-    def look(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether it can take a read; starts it if it is not there. Waits only where others find out what killed it."""
         if self.is_up and not self._suspects:
             return True
@@ -184,7 +186,7 @@ class ReaderProcess:
                 return self.is_up
             if not self._is_starting:
                 self._start()
-            return self._hear()
+            return self._receive()
         finally:
             self._turn.release()
 
@@ -208,7 +210,7 @@ class ReaderProcess:
             self._is_closed = True
             self._reap()
 
-    def open_lane(self) -> tuple[socket.socket, int]:
+    def open_connection(self) -> tuple[socket.socket, int]:
         """A socket to a new thread of the process, and the life that it belongs to."""
         with self._turn:
             try:
@@ -216,16 +218,16 @@ class ReaderProcess:
             except OSError as error:
                 raise NoReader(f"a reader process cannot be asked: {error}") from error
             with there:
-                if not self.is_up or not self._try_to_tell(OpenLane(), [there.fileno()]):
+                if not self.is_up or not self._try_to_send(OpenConnection(), [there.fileno()]):
                     here.close()
                     raise EOFError("the reader process is gone")
             return here, self.life
 
-    def tell(self, message: object) -> None:
+    def send(self, message: object) -> None:
         """Send a message if it is up."""
         if self.is_up:
             with self._turn:
-                self._try_to_tell(message)
+                self._try_to_send(message)
 
     def died(self, life: int) -> None:
         """Somebody noticed that it is gone."""
@@ -268,7 +270,7 @@ class ReaderProcess:
         except OSError as error:
             self._fail(str(error))
 
-    def _hear(self) -> bool:
+    def _receive(self) -> bool:
         """Whether the process has said that it is ready."""
         if self._control is None:
             return False
@@ -313,7 +315,7 @@ class ReaderProcess:
             with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, in a read that does not return
                 child.wait(GIVE_UP_WITHIN_S)
 
-    def _try_to_tell(self, message: object, descriptors: Sequence[int] = ()) -> bool:
+    def _try_to_send(self, message: object, descriptors: Sequence[int] = ()) -> bool:
         try:
             assert self._control is not None
             wire.send(self._control, message, descriptors)
@@ -323,22 +325,22 @@ class ReaderProcess:
         return True
 
 
-class Lane:
+class ReaderConnection:
     """One thread's way to a process."""
 
     def __init__(self, process: ReaderProcess) -> None:
         self.process = process
         self.is_busy = False
-        """Whether the process has a read of this lane."""
+        """Whether the process has a read of this connection."""
         self._socket: socket.socket | None = None
         self._life = -1
         self._sent: dict[int, int] = {}
-        """By dataset: the memory of slots that the process knows from this lane."""
+        """By dataset: the memory of slots that the process knows from this connection."""
 
     def is_ready(self) -> bool:
         """Whether the process can take a read now."""
         try:
-            return self.process.look() and self._connect()
+            return self.process.is_ready() and self._connect()
         except (EOFError, NoReader):  # it died just now, or this process has no descriptor left
             return False
 
@@ -389,7 +391,7 @@ class Lane:
         if self._socket is None or self._life != self.process.life:
             self.close()
             self._sent.clear()
-            self._socket, self._life = self.process.open_lane()
+            self._socket, self._life = self.process.open_connection()
         return True
 
 

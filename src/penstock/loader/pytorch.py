@@ -18,7 +18,7 @@ from penstock.base.sizes import KiB
 from penstock.base.spec import Cast
 from penstock.dataset.rewrite import Rescale
 from penstock.errors import ConfigError
-from penstock.loader.rooms import CAN_SHARE, find_room, receive
+from penstock.loader.segments import CAN_SHARE, find_segment, receive
 
 
 def rank_and_world(group: Any = None) -> tuple[int, int] | None:
@@ -92,7 +92,7 @@ SENT_BY_VALUE = 64 * KiB
 
 
 def send_rooms() -> bool:
-    """From now on, this worker of torch's loader sends tensors in rooms as they are; False where it cannot."""
+    """From now on, this worker of torch's loader sends tensors in segments as they are; False where it cannot."""
     can = CAN_SHARE and torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
     if can:
         ForkingPickler.register(torch.Tensor, _reduced)
@@ -106,24 +106,24 @@ def _reduced(values: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]
     if values.nbytes <= SENT_BY_VALUE and values.is_contiguous():
         data = bytearray(values.reshape(-1).view(torch.uint8).numpy())
         return _by_value, (data, values.dtype, tuple(values.shape), values.stride())
-    room = find_room(values.untyped_storage().data_ptr())
-    if room is None:
+    segment = find_segment(values.untyped_storage().data_ptr())
+    if segment is None:
         return reduce_tensor(values)
-    descriptor = room.locked_descriptor()
+    descriptor = segment.locked_descriptor()
     try:
         sent = DupFd(descriptor)
     finally:
         os.close(descriptor)
-    where = len(room.memory), os.getpid(), room.number
-    return _in_room, (sent, where, values.dtype, tuple(values.shape), values.stride(), values.storage_offset())
+    where = len(segment.memory), os.getpid(), segment.number
+    return _in_segment, (sent, where, values.dtype, tuple(values.shape), values.stride(), values.storage_offset())
 
 
 def _by_value(data: bytearray, dtype: torch.dtype, *layout: Any) -> torch.Tensor:
     return torch.frombuffer(data, dtype=dtype).as_strided(*layout)
 
 
-def _in_room(sent: Any, where: tuple[int, int, int], dtype: torch.dtype, *layout: Any) -> torch.Tensor:
-    """A tensor in a room of another process."""
+def _in_segment(sent: Any, where: tuple[int, int, int], dtype: torch.dtype, *layout: Any) -> torch.Tensor:
+    """A tensor in a segment of another process."""
     descriptor = sent.detach()
     try:
         memory = receive(descriptor, *where)

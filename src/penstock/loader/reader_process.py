@@ -1,8 +1,8 @@
 """A reader process: threads that do a loader's reads, straight into the loader's slots.
 
-``processes.py`` starts it, as a fresh interpreter. It has one control socket, and one more socket per thread (a lane).
-It ends when the loader does: its standard input and the control socket are then closed. Where a forked child of the
-loader's process has inherited them, it ends because it has another parent.
+``processes.py`` starts it, as a fresh interpreter. It has one control socket, and one more socket per thread (its
+connection). It ends when the loader does: its standard input and the control socket are then closed. If a forked child
+of the loader's process has inherited them, it ends because it has another parent.
 """
 
 import fcntl
@@ -30,8 +30,8 @@ from penstock.dataset.store import StoreBase
 from penstock.errors import DecodeFailed, PenstockError, WorkerDied
 from penstock.loader import wire
 from penstock.loader.nonfinite import not_finite
+from penstock.loader.pickled_stores import BufferLayout, load_stores, pickle_any
 from penstock.loader.schedule import Batch, Read
-from penstock.loader.shipment import Layout, pickle_any, unload
 from penstock.loader.slot_writer import SlotWriter
 from penstock.loader.slots import SlotBlock, block_bytes
 from penstock.loader.wire import ReadAnswer, ReadTask, SentError, SharedBlock
@@ -48,7 +48,7 @@ class Setup:
     """The first message; the memory of the stores comes beside it."""
 
     parent: int
-    layout: Layout
+    layout: BufferLayout
     skip: bool
     """Whether samples that cannot be read are left out."""
 
@@ -64,7 +64,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class OpenLane:
+class OpenConnection:
     """Do the reads that come through the socket beside this message."""
 
 
@@ -104,9 +104,9 @@ def _end_with_standard_input() -> None:
     fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)  # from now on SIGIO tells of it, which ends a process
 
 
-def _start(control: socket.socket, setup: Setup, stored: int) -> "Reader":
+def _start(control: socket.socket, setup: Setup, stored: int) -> "ReadServer":
     try:
-        reader = Reader(unload(stored, setup.layout), skip=setup.skip)
+        reader = ReadServer(load_stores(stored, setup.layout), skip=setup.skip)
     except BaseException as error:
         wire.send(control, Ready(0, "".join(traceback.format_exception_only(error)).strip()))
         os._exit(1)
@@ -114,7 +114,7 @@ def _start(control: socket.socket, setup: Setup, stored: int) -> "Reader":
     return reader
 
 
-class Reader:
+class ReadServer:
     """The stores of a loader, the memory of its slots, and the threads that read."""
 
     def __init__(self, stores: Sequence[StoreBase], *, skip: bool) -> None:
@@ -128,16 +128,18 @@ class Reader:
         self._turn = threading.Lock()
 
     def serve(self, control: socket.socket, parent: int) -> None:
-        """Open lanes and end epochs until the loader is gone."""
+        """Open connections and end epochs until the loader is gone."""
         poll = select.poll()
         poll.register(control, select.POLLIN)
         while os.getppid() == parent:
             if not poll.poll(LOOK_FOR_PARENT_EVERY_MS):
                 continue
             message, descriptors = wire.receive(control)
-            if isinstance(message, OpenLane):
-                lane = socket.socket(fileno=descriptors[0])
-                threading.Thread(target=self._serve_lane, args=(lane,), name="penstock-lane", daemon=True).start()
+            if isinstance(message, OpenConnection):
+                connection = socket.socket(fileno=descriptors[0])
+                threading.Thread(
+                    target=self._serve_connection, args=(connection,), name="penstock-connection", daemon=True
+                ).start()
             elif isinstance(message, EndEpoch):
                 self._end(message.generation)
 
@@ -155,16 +157,16 @@ class Reader:
 
     # Lanes.
 
-    def _serve_lane(self, lane: socket.socket) -> None:
+    def _serve_connection(self, connection: socket.socket) -> None:
         try:
             while True:
-                task, descriptors = wire.receive(lane)
-                _send(lane, task, self._answer(task, descriptors))
+                task, descriptors = wire.receive(connection)
+                _send(connection, task, self._answer(task, descriptors))
         except (EOFError, OSError):
             pass  # the loader needs it no more
         finally:
             memory.release()
-            lane.close()
+            connection.close()
 
     def _answer(self, task: ReadTask, descriptors: Sequence[int]) -> ReadAnswer:
         self._begin(task)
@@ -203,7 +205,7 @@ class Reader:
         writer = SlotWriter(self._stores[task.source], block.memory_of, skip=self._skip)
         if stopping.asked():
             return ReadAnswer(0.0, 0.0, counters.collect())
-        notes = _Notes()
+        notes = _ReadLog()
         if task.is_watched:
             with notes:
                 costs = writer.do(read)
@@ -222,7 +224,7 @@ class Reader:
         )  # fmt: skip
 
     def _block(self, task: ReadTask, descriptors: Sequence[int]) -> SlotBlock:
-        """The memory of a dataset's slots. It is sent with the first read of each lane."""
+        """The memory of a dataset's slots. It is sent with the first read of each connection."""
         if task.memory is not None:
             self._map(task.source, task.memory, descriptors[0])
         return self._blocks[task.source][1]
@@ -236,7 +238,7 @@ class Reader:
         os.close(descriptor)
 
 
-class _Notes(list[tuple[str, Any, int]]):
+class _ReadLog(list[tuple[str, Any, int]]):
     """The reads from files that this thread does inside the ``with``."""
 
     def __enter__(self) -> None:
@@ -263,7 +265,7 @@ def _taken_objects(read: Read, block: SlotBlock) -> dict[str, list[Any]]:
     return taken
 
 
-def _send(lane: socket.socket, task: ReadTask, answer: ReadAnswer) -> None:
+def _send(connection: socket.socket, task: ReadTask, answer: ReadAnswer) -> None:
     """Send an answer. Objects that a decoder of the caller's made may not pickle: that is an error of the read."""
     try:
         data = wire.framed(pickle_any(answer))
@@ -273,7 +275,7 @@ def _send(lane: socket.socket, task: ReadTask, answer: ReadAnswer) -> None:
             f"processes=0 reads in the training process"
         )
         data = wire.framed(pickle.dumps(_failed(task, failed)))
-    lane.sendall(data)
+    connection.sendall(data)
 
 
 def _failed(task: ReadTask, error: BaseException) -> ReadAnswer:

@@ -22,7 +22,7 @@ from penstock.dataset.store import StoreBase
 from penstock.errors import DataError, WorkerDied
 from penstock.loader.nonfinite import Nan, not_finite
 from penstock.loader.plan import SHARE_ABOVE_BYTES, Plan
-from penstock.loader.processes import Lane, NoReader, ReaderDied
+from penstock.loader.processes import NoReader, ReaderConnection, ReaderDied
 from penstock.loader.schedule import Batch, BatchRows, DeferredFields, Epoch, Read, reads
 from penstock.loader.slot_writer import ReadCosts, SlotWriter
 from penstock.loader.slots import Slots
@@ -163,20 +163,20 @@ class Readers:
         """Whether other processes can write to its slots: those added beyond the plan are this process's alone."""
         return self.slots.descriptor is not None and all(batch.slot < self.slots.planned for batch in read.batches)
 
-    def send(self, read: Read, lane: Lane, generation: int) -> None:
+    def send(self, read: Read, connection: ReaderConnection, generation: int) -> None:
         """Have it read by another process, and post the batches that are complete now."""
         descriptor = self.slots.descriptor
         assert descriptor is not None
         costs = ReadCosts()
         try:
-            costs = self._take_in(read, lane.do(self._task(read, generation), descriptor))
+            costs = self._take_in(read, connection.do(self._task(read, generation), descriptor))
         except ReaderDied:
             for number in range(len(read.batches)):
-                self._find_killer(read, read.of_batch(number), lane, generation, costs)
+                self._find_killer(read, read.of_batch(number), connection, generation, costs)
         except NoReader as error:  # it may kill: it is not done here
             for batch in read.batches:
                 batch.error = error
-        self.post(read, costs, lane, generation)
+        self.post(read, costs, connection, generation)
 
     def fail(self, error: BaseException) -> None:
         """Let the caller's ``get`` raise: a thread has ended."""
@@ -216,14 +216,16 @@ class Readers:
                 arrays[name][place] = value
         return ReadCosts(answer.reading, answer.computing, answer.tally)
 
-    def _find_killer(self, read: Read, part: BatchRows, lane: Lane, generation: int, costs: ReadCosts) -> None:
+    def _find_killer(
+        self, read: Read, part: BatchRows, connection: ReaderConnection, generation: int, costs: ReadCosts
+    ) -> None:
         """Do part of a read that kills processes, by halves, down to the sample that no process survives."""
         assert self.slots.descriptor is not None
         some = replace(read, batches=[part.batch], rows=part.rows, places=part.places, bounds=(0, len(part.rows)))
         if stopping.asked():
             return
         try:
-            costs.add(self._take_in(some, lane.do_alone(self._task(some, generation), self.slots.descriptor)))
+            costs.add(self._take_in(some, connection.do_alone(self._task(some, generation), self.slots.descriptor)))
         except ReaderDied as died:
             if len(part.rows) == 1:
                 self._give_up(part, died)
@@ -231,7 +233,7 @@ class Readers:
             middle = len(part.rows) // 2
             for half in (slice(None, middle), slice(middle, None)):
                 one_half = BatchRows(part.batch, part.rows[half], part.places[half])
-                self._find_killer(read, one_half, lane, generation, costs)
+                self._find_killer(read, one_half, connection, generation, costs)
         except NoReader as error:
             part.batch.error = error
 
@@ -246,8 +248,10 @@ class Readers:
 
     # Complete batches.
 
-    def post(self, read: Read, costs: ReadCosts, lane: Lane | None = None, generation: int = 0) -> None:
-        """Take in a read that was done, here or in a lane's process, and post the batches that are complete now."""
+    def post(
+        self, read: Read, costs: ReadCosts, connection: ReaderConnection | None = None, generation: int = 0
+    ) -> None:
+        """Take in a read that was done, here or in a process, and post the batches that are complete now."""
         with self._counting:
             self.counts.reading += costs.reading
             self.counts.computing += costs.computing
@@ -263,22 +267,24 @@ class Readers:
             began = time.perf_counter()
             for batch in complete:
                 if batch.error is None:
-                    self._check_finite(batch, self._not_finite(batch, lane, generation))
+                    self._check_finite(batch, self._not_finite(batch, connection, generation))
             with self._counting:
                 self.counts.reading += time.perf_counter() - began
         if complete:
             self._posted.put(complete)
 
-    def _not_finite(self, batch: Batch, lane: Lane | None, generation: int) -> Mapping[str, dict[int, int]]:
+    def _not_finite(
+        self, batch: Batch, connection: ReaderConnection | None, generation: int
+    ) -> Mapping[str, dict[int, int]]:
         """How many values of each row are NaN or infinite, by field; looked for where the batch was read."""
-        if lane is not None and self.slots.descriptor is not None:
+        if connection is not None and self.slots.descriptor is not None:
             whole = Read(
                 batches=[batch], rows=batch.rows, places=batch.rows[:0], bounds=(0, len(batch.rows)),
                 fields=tuple(self._floats),
             )  # fmt: skip
             task = self._task(whole, generation)._replace(is_look=True)
             with suppress(ReaderDied, NoReader):
-                answer = lane.do(task, self.slots.descriptor)
+                answer = connection.do(task, self.slots.descriptor)
                 if not answer.errors:
                     return answer.not_finite
         arrays, first = self.slots.memory(batch.slot)

@@ -168,7 +168,7 @@ class Slots:
         self._watch(number, loan)
         place = number - block.first_slot
         lent = {
-            name: np.asarray(_Lent(block, {**interface, "data": (address + place * step, False)}, loan))
+            name: np.asarray(_LentMemory(block, {**interface, "data": (address + place * step, False)}, loan))
             for name, (interface, address, step) in block.interfaces.items()
         }
         for name in block.unnamed:
@@ -282,7 +282,7 @@ class _Loan:
     __slots__ = ("__weakref__",)
 
 
-class _Lent:
+class _LentMemory:
     """The object that numpy regards as the owner of a lent array's memory."""
 
     __slots__ = ("__array_interface__", "block", "loan")

@@ -24,7 +24,7 @@ from penstock.loader.team import Team
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LoaderOptions:
     """Arguments that loaders of one and of several datasets have in common."""
 
     memory: int | str | None
@@ -60,7 +60,7 @@ class Source:
 
     plan: Plan
 
-    def __init__(self, ds: Dataset, order: Order, batch_size: int, output: Output, options: Options) -> None:
+    def __init__(self, ds: Dataset, order: Order, batch_size: int, output: Output, options: LoaderOptions) -> None:
         self.output, self.order = output, order
         self.faults = options.faults()
         self.deal = options.deal(len(order), batch_size)

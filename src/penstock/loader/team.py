@@ -130,17 +130,17 @@ class Team:
                 readers.close_files()
 
     def _work(self, number: int) -> None:
-        lane = None if self._processes is None else self._processes.lane(number)
+        connection = None if self._processes is None else self._processes.connection(number)
         has_scratch = False
         try:
             stopping.watch(self._stopping)
             while number < self._size and (work := self._next()) is not None:
                 readers, read = work
-                if lane is not None and readers.can_send(read) and lane.is_ready():
+                if connection is not None and readers.can_send(read) and connection.is_ready():
                     if has_scratch:  # the process has its own from now on
                         memory.release()
                         has_scratch = False
-                    readers.send(read, lane, self._generation)
+                    readers.send(read, connection, self._generation)
                     continue
                 if not has_scratch:
                     memory.prepare(max(readers.scratch_bytes for readers in self._readers))

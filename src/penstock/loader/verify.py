@@ -155,7 +155,7 @@ class _Rows(NamedTuple):
     end: int
 
 
-class _Found(NamedTuple):
+class _RowFaults(NamedTuple):
     """What is wrong with some rows of one field."""
 
     rows: _Rows
@@ -168,7 +168,7 @@ class _Found(NamedTuple):
 def _read_all(ds: Dataset, memory: int | str | None, engine: Engine, progress: Progress) -> Verdict:
     """Read and decode every value of every field."""
     tasks = [piece for field in ds.fields for piece in _row_pieces(ds.only(field), field, whole=engine[0] == "serial")]
-    found: dict[_Rows, _Found] = {}
+    found: dict[_Rows, _RowFaults] = {}
     if engine[0] == "serial":
         for piece in tasks:
             before = sum(each.unreadable for each in found.values())
@@ -203,12 +203,12 @@ def _merged(faults: Iterable[Fault]) -> Iterator[Fault]:
     return (Fault(field, which, why) for (field, why), which in rows.items())
 
 
-def _read_alone(job: tuple[Dataset, int | str | None], piece: _Rows) -> _Found:
+def _read_alone(job: tuple[Dataset, int | str | None], piece: _Rows) -> _RowFaults:
     """In a worker of many, each of which has one thread."""
     return _read_piece(job, piece, no_progress, threads=1, processes=0)
 
 
-def _read_piece(job: tuple[Dataset, int | str | None], piece: _Rows, progress: Progress, **options: Any) -> _Found:
+def _read_piece(job: tuple[Dataset, int | str | None], piece: _Rows, progress: Progress, **options: Any) -> _RowFaults:
     ds, memory = job
     only = ds.only(piece.field)
     if (piece.begin, piece.end) != (0, len(ds)):
@@ -221,7 +221,7 @@ def _read_piece(job: tuple[Dataset, int | str | None], piece: _Rows, progress: P
     faults = list(_looked_into(only, list(_together(piece.field, stats.left_out))))
     only.close()
     moved = [replace(fault, rows=tuple(row + piece.begin for row in fault.rows)) for fault in faults]
-    return _Found(piece, moved, unreadable, stats.chunks_filled, tuple(stats.unchecked))
+    return _RowFaults(piece, moved, unreadable, stats.chunks_filled, tuple(stats.unchecked))
 
 
 def _loader(ds: Dataset, memory: int | str | None, options: Mapping[str, Any]) -> Loader:

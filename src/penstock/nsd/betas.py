@@ -21,7 +21,7 @@ from penstock.formats.open import open_with
 from penstock.nsd.layout import FIELD, Layout
 from penstock.nsd.prepared import stored_numbers
 from penstock.nsd.regions import Voxels
-from penstock.read.part import Mask, Within, elements
+from penstock.read.part import Mask, RowPart, elements
 from penstock.read.pieces import WHOLE, Share
 
 SUFFIXES = (".hdf5", ".h5", ".mat", ".nii", ".nii.gz")
@@ -185,7 +185,7 @@ class Session(Wrapper):
     def casting(self, casts: Mapping[str, Cast]) -> StoreBase:
         return Session(cast_fields(self.store, casts))
 
-    def selecting(self, field: str, part: Within) -> StoreBase:
+    def selecting(self, field: str, part: RowPart) -> StoreBase:
         return Session(select_part(self.store, field, part))
 
 

@@ -13,7 +13,7 @@ from penstock.files.handles import Handle
 from penstock.read.chunk_decode import Decoding
 from penstock.read.convert import convert_piece
 from penstock.read.extents import Chunks
-from penstock.read.part import Within, everything
+from penstock.read.part import RowPart, everything
 from penstock.read.pieces import WHOLE, ElementPlaces, Share
 
 
@@ -31,9 +31,9 @@ class BlockReader:
     pieces_per_row = 1
     """Chunks with wanted elements of a row."""
 
-    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> None:
+    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         self.array, self.files, self.cast, self.policy = array, files, cast, files.policy
-        self.part: Within = everything(array.shape) if part is None else part
+        self.part: RowPart = everything(array.shape) if part is None else part
         self.spec = FieldSpec(cast.dtype if cast else array.stored, self.part.shape)
         self.decoding = Decoding(array, files)
         self._failed: dict[int, dict[Share, DataError]] = {}

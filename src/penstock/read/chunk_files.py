@@ -42,7 +42,7 @@ class ChunksInFile(NamedTuple):
     lengths: np.ndarray
 
 
-class KeptIndex(NamedTuple):
+class CachedIndex(NamedTuple):
     """The index of a shard, and the shard as it was when the index was read."""
 
     file: FileId
@@ -64,7 +64,7 @@ class FoundChunk(NamedTuple):
     file: FileId
     offset: int
     length: int
-    shard: KeptIndex | None = None
+    shard: CachedIndex | None = None
     """The index of its shard, if it is in one."""
     number: int = 0
     """In its shard."""
@@ -211,7 +211,7 @@ class ShardTable(FileTable):
     def __init__(self, grid: Grid, places: FilePlaces, longest: int, index: ShardIndex, kept_bytes: int) -> None:
         super().__init__(grid, places, longest)
         self.index, self._kept_bytes = index, kept_bytes
-        self._kept: OrderedDict[tuple[int, ...], KeptIndex | None] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, ...], CachedIndex | None] = OrderedDict()
         self._looking = fork.Lock()
         self._most = max(1, kept_bytes // index.kept_bytes)
 
@@ -257,7 +257,9 @@ class ShardTable(FileTable):
         offset, length = kept.table[number].tolist()
         return FoundChunk(kept.file, offset, length, kept, number)
 
-    def locate_rows(self, files: Files, rows: np.ndarray) -> Iterator[tuple[np.ndarray, KeptIndex | None, np.ndarray]]:
+    def locate_rows(
+        self, files: Files, rows: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, CachedIndex | None, np.ndarray]]:
         """Chunks that are one row each, shard by shard: positions among ``rows``, the index, and numbers in it."""
         axis, (steps, counts) = self.grid.row_axis, (self.index.chunks, self._files_grid)
         shards, inside = np.divmod(rows, steps[axis])
@@ -267,7 +269,7 @@ class ShardTable(FileTable):
             at = tuple(number if each == axis else 0 for each in range(len(counts)))
             yield lines, self._index(files, at), numbers[lines]
 
-    def _index(self, files: Files, shard: tuple[int, ...]) -> KeptIndex | None:
+    def _index(self, files: Files, shard: tuple[int, ...]) -> CachedIndex | None:
         with self._looking:
             if shard in self._kept:
                 self._kept.move_to_end(shard)
@@ -279,7 +281,7 @@ class ShardTable(FileTable):
                 self._kept.popitem(last=False)
         return index
 
-    def _read(self, files: Files, shard: tuple[int, ...]) -> KeptIndex | None:
+    def _read(self, files: Files, shard: tuple[int, ...]) -> CachedIndex | None:
         file, offset, length = self.places.place(shard)
         if offset == NEVER_WRITTEN:
             return None
@@ -297,7 +299,7 @@ class ShardTable(FileTable):
             table[table[:, 0] == NEVER_WRITTEN, 1] = 0
             if offset:
                 table[table[:, 0] != NEVER_WRITTEN, 0] += offset
-            return KeptIndex(handle.file, table, np.zeros(len(table), bool))
+            return CachedIndex(handle.file, table, np.zeros(len(table), bool))
 
     def _checked(self, handle: Handle, begin: int, size: int, stored: np.ndarray, shard: tuple[int, ...]) -> np.ndarray:
         handle.read_into(begin, stored)

@@ -22,7 +22,7 @@ from penstock.read.chunk_files import locating_bytes
 from penstock.read.coalesce import consecutive, spans
 from penstock.read.convert import convert, convert_scratch_bytes
 from penstock.read.extents import NEVER_WRITTEN, Chunks
-from penstock.read.part import Within
+from penstock.read.part import RowPart
 from penstock.read.pieces import Share, groups, share_of
 
 # Groups from which the bytes of a read of all groups, gaps included, are estimated.
@@ -32,7 +32,7 @@ SAMPLED_GROUPS = 8
 class SmallChunks(BlockReader):
     """Chunks in groups, in the order in which their elements are wanted."""
 
-    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> None:
+    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         super().__init__(array, files, cast, part)
         policy = self.policy
         self.group = max(1, min(policy.group_bytes // array.chunk_bytes, policy.group_elements // array.piece_elements))

@@ -18,11 +18,11 @@ from penstock.read.chunk_groups import SmallChunks
 from penstock.read.coalesce import consecutive
 from penstock.read.convert import convert_piece
 from penstock.read.extents import Chunks
-from penstock.read.part import Box, Mask, Within
+from penstock.read.part import Box, Mask, RowPart
 from penstock.read.pieces import WHOLE, Share, box_pieces, mask_pieces, share_of
 
 
-def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> BlockReader:
+def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: RowPart | None) -> BlockReader:
     """The reader that suits the chunks and the wanted part."""
     if array.chunk_bytes < files.policy.group_chunks_below_bytes and array.table.shape[1] > 1:
         return SmallChunks(array, files, cast, part)
@@ -50,7 +50,7 @@ class RowChunks(BlockReader):
 class BoxChunks(BlockReader):
     """Whole rows, or a box of each: a slice of every chunk."""
 
-    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> None:
+    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         super().__init__(array, files, cast, part)
         assert isinstance(self.part, Box)
         self.pieces, self._box = box_pieces(array, self.part), self.part.full_shape
@@ -98,7 +98,7 @@ class BoxChunks(BlockReader):
 class MaskChunks(BlockReader):
     """Single elements of every chunk."""
 
-    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: Within | None) -> None:
+    def __init__(self, array: Chunks, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         super().__init__(array, files, cast, part)
         assert isinstance(self.part, Mask)
         self.pieces = mask_pieces(array, self.part)

@@ -371,7 +371,7 @@ def _name(function: Callable[[bytes], Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-class Held:
+class MemoryFile:
     """Part of a file in memory, which reads like the file."""
 
     def __init__(self, begin: int, span: np.ndarray) -> None:
@@ -390,7 +390,7 @@ class Held:
 
 def _whole(handle: Readable, offset: int, length: int) -> bytes:
     """A member's bytes."""
-    if isinstance(handle, Held):
+    if isinstance(handle, MemoryFile):
         return handle.whole(offset, length)
     with borrow(length) as scratch:
         handle.read_into(offset, scratch)

@@ -3,7 +3,7 @@
 1. One by one: any kind of member (``MemberReader``).
 2. Gathered from a mapping of the file: small arrays of one size, without a system call or a line of Python per member.
    Members lie anywhere, so numpy sees the file as if a row of that size began at every byte, and copies the wanted ones
-   (``GatherMembers``).
+   (``MemberGatherReader``).
 3. Together: the members of one sample that lie next to each other, in one request instead of one per field
    (``AdjacentMembers``).
 """
@@ -25,9 +25,9 @@ from penstock.files.files import Files
 from penstock.files.handles import Handle
 from penstock.read.convert import convert, convert_axes, convert_scratch_bytes
 from penstock.read.extents import LooseFiles, Members
-from penstock.read.kinds import Held, Kind, Npy, Number, Raw, Readable, Value, check_length
-from penstock.read.part import Box, Within
-from penstock.read.rows import Gathering
+from penstock.read.kinds import Kind, MemoryFile, Npy, Number, Raw, Readable, Value, check_length
+from penstock.read.part import Box, RowPart
+from penstock.read.rows import GatherReader
 
 # With fewer rows, numpy's calls take longer than a system call per row.
 WORTH_GATHERING = 4
@@ -47,15 +47,15 @@ GAP_BYTES = 4 * KiB
 
 
 def member_reader(
-    array: Members, files: Files, cast: Cast | None, part: Within | None, axes: tuple[int, ...] | None
-) -> "MemberReader | GatherMembers | GatherNumbers":
+    array: Members, files: Files, cast: Cast | None, part: RowPart | None, axes: tuple[int, ...] | None
+) -> "MemberReader | MemberGatherReader | NumberGatherReader":
     """The reader that suits the members."""
     kind, can_be_mapped = array.kind, not isinstance(array, LooseFiles) and array.file.can_be_mapped
     if can_be_mapped and axes is None:
         if isinstance(kind, Npy | Raw) and len(kind.head) + kind.bytes < files.policy.map_rows_below_bytes:
-            return GatherMembers(array, files, cast, part)
+            return MemberGatherReader(array, files, cast, part)
         if isinstance(kind, Number) and cast is None and part is None:
-            return GatherNumbers(array, files)
+            return NumberGatherReader(array, files)
     return MemberReader(array, files, cast, part, axes)
 
 
@@ -67,7 +67,7 @@ class MemberReader:
         array: Members,
         files: Files,
         cast: Cast | None,
-        part: Within | None,
+        part: RowPart | None,
         axes: tuple[int, ...] | None = None,
     ) -> None:
         self.array, self.files, self.cast, self.part, self.axes = array, files, cast, part, axes
@@ -148,12 +148,12 @@ class MemberReader:
             convert(chosen, goal, self.cast or Cast(goal.dtype))
 
 
-class GatherMembers(Gathering):
+class MemberGatherReader(GatherReader):
     """Arrays that all have the same header, or none."""
 
-    worth_from = WORTH_GATHERING
+    least_rows = WORTH_GATHERING
 
-    def __init__(self, array: Members, files: Files, cast: Cast | None, part: Within | None) -> None:
+    def __init__(self, array: Members, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         super().__init__(array, files, cast, part)
         self.members, self.head, self.length = array, array.kind.head, len(array.kind.head) + array.kind.bytes
         self._piece = max(1, PIECE_BYTES // max(1, self.length))
@@ -164,7 +164,7 @@ class GatherMembers(Gathering):
         return max(super().scratch_bytes(rows) + taken, self.one_by_one.scratch_bytes(rows))
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        if self.array.row_bytes and len(rows) >= self.worth_from:
+        if self.array.row_bytes and len(rows) >= self.least_rows:
             super().read(rows, at, target)
         else:
             self.one_by_one.read(rows, at, target)
@@ -199,10 +199,10 @@ class GatherMembers(Gathering):
         return places
 
 
-class GatherNumbers(Gathering):
+class NumberGatherReader(GatherReader):
     """Whole numbers as text, if they are plain digits."""
 
-    worth_from = WORTH_GATHERING
+    least_rows = WORTH_GATHERING
 
     def __init__(self, array: Members, files: Files) -> None:
         super().__init__(array, files, None, None)
@@ -212,7 +212,7 @@ class GatherNumbers(Gathering):
         return self.one_by_one.scratch_bytes(rows)
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        if len(rows) >= self.worth_from:
+        if len(rows) >= self.least_rows:
             super().read(rows, at, target)
         else:
             self.one_by_one.read(rows, at, target)
@@ -269,9 +269,9 @@ class _Field:
 class AdjacentMembers:
     """Several fields of one archive."""
 
-    def __init__(self, readers: Mapping[str, MemberReader | GatherMembers | GatherNumbers]) -> None:
-        self._arrays = {name for name, reader in readers.items() if isinstance(reader, GatherMembers)}
-        self._numbers = {name for name, reader in readers.items() if isinstance(reader, GatherNumbers)}
+    def __init__(self, readers: Mapping[str, MemberReader | MemberGatherReader | NumberGatherReader]) -> None:
+        self._arrays = {name for name, reader in readers.items() if isinstance(reader, MemberGatherReader)}
+        self._numbers = {name for name, reader in readers.items() if isinstance(reader, NumberGatherReader)}
         self._fields = {
             name: _Field(reader if isinstance(reader, MemberReader) else reader.one_by_one)
             for name, reader in readers.items()
@@ -287,7 +287,7 @@ class AdjacentMembers:
     def scratch_bytes(self) -> int:
         return aligned(self._most) + max(field.reader.scratch_bytes(1) for field in self._fields.values())
 
-    def suits(self, names: list[str], rows: int) -> list[str]:
+    def choose(self, names: list[str], rows: int) -> list[str]:
         """The fields that are better read together than one by one.
 
         Of many samples, arrays are gathered; numbers too, unless they lie beside members that are read anyway.
@@ -330,7 +330,7 @@ class AdjacentMembers:
                     arrays.append((scratch[offset - ahead : data], field, target))
                     done, ahead = data, ahead + field.straight_bytes
                 else:
-                    others.append((Held(ahead, scratch), field, target))
+                    others.append((MemoryFile(ahead, scratch), field, target))
             handle.read_into(begin, *pieces, scratch[done:])
             mine = counters.mine()
             mine.bytes_read -= between
@@ -348,7 +348,8 @@ def adjacent_members(readers: Mapping[str, object]) -> AdjacentMembers | None:
     found = {
         name: reader
         for name, reader in readers.items()
-        if isinstance(reader, MemberReader | GatherMembers | GatherNumbers) and not isinstance(reader.array, LooseFiles)
+        if isinstance(reader, MemberReader | MemberGatherReader | NumberGatherReader)
+        and not isinstance(reader.array, LooseFiles)
     }
     files = {reader.array.file for reader in found.values()}
     return AdjacentMembers(found) if len(found) > 1 and len(files) == 1 else None

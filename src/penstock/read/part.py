@@ -19,8 +19,8 @@ Shape = tuple[int, ...]
 T = TypeVar("T")
 
 
-class Tables:
-    """Tables that readers derive from a part of a row: one per storage geometry, shared by all files."""
+class TableCache:
+    """TableCache that readers derive from a part of a row: one per storage geometry, shared by all files."""
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, int]] = {}
@@ -37,7 +37,7 @@ class Tables:
         return sum(size for _, size in self._made.values())
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Tables, ()  # made again when needed
+        return TableCache, ()  # made again when needed
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Box:
     """What is wanted along each axis; steps are positive, and none is empty."""
     dropped: frozenset[int] = frozenset()
     """Axes given as one number, which the result does not have."""
-    tables: Tables = field(default_factory=Tables, compare=False, repr=False)
+    tables: TableCache = field(default_factory=TableCache, compare=False, repr=False)
 
     @property
     def full_shape(self) -> Shape:
@@ -102,7 +102,7 @@ class Mask:
     """Their numbers in C order over the row, in the order in which they are delivered."""
     single: bool = False
     """Whether it is one element, delivered without an axis."""
-    tables: Tables = field(default_factory=Tables, repr=False)
+    tables: TableCache = field(default_factory=TableCache, repr=False)
 
     @property
     def shape(self) -> Shape:
@@ -126,7 +126,7 @@ class Mask:
         return hashlib.sha256(self.flat.tobytes()).hexdigest()[:16]
 
 
-Within = Box | Mask
+RowPart = Box | Mask
 
 
 def elements(row: Shape, numbers: np.ndarray) -> Mask:
@@ -145,7 +145,7 @@ def everything(row: Shape) -> Box:
     return Box(row, tuple(range(size) for size in row))
 
 
-def within(row: Shape, wanted: Any) -> Within:
+def row_part(row: Shape, wanted: Any) -> RowPart:
     """The part that a caller wants: a boolean array of the row's shape, or numpy's basic indexing."""
     if isinstance(wanted, Box | Mask):
         if wanted.row != row:
@@ -204,7 +204,7 @@ def _plain(chosen: range) -> range:
     return range(chosen[0], chosen[-1] + 1, chosen.step if len(chosen) > 1 else 1)
 
 
-def compose(first: Within, then: Within) -> Within:
+def compose(first: RowPart, then: RowPart) -> RowPart:
     """Part of a part."""
     if isinstance(first, Box) and isinstance(then, Box):
         kept = [axis for axis in range(len(first.row)) if axis not in first.dropped]

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.read.coalesce import consecutive
 from penstock.read.extents import Chunks
-from penstock.read.part import Box, Mask, Within, ascending, coordinates, element_strides
+from penstock.read.part import Box, Mask, RowPart, ascending, coordinates, element_strides
 
 # Measured: memory per piece.
 PIECE_BYTES = 600
@@ -48,7 +48,7 @@ class Groups(Protocol):
         """Which elements of those pieces are wanted (None: all), and where in the part of the row they go."""
 
 
-def groups(array: Chunks, part: Within) -> Groups:
+def groups(array: Chunks, part: RowPart) -> Groups:
     """The pieces with elements of a part of the row."""
     if isinstance(part, Box):
         return _BoxGroups(array, part)

@@ -19,7 +19,7 @@ from penstock.files.handles import Handle
 from penstock.read import coalesce
 from penstock.read.convert import convert, convert_scratch_bytes, read_converted, read_converted_scratch_bytes
 from penstock.read.extents import Array, Contiguous
-from penstock.read.part import Mask, Within, ascending
+from penstock.read.part import Mask, RowPart, ascending
 
 # Larger rows go into place one by one, a copy each; smaller ones take less time gathered in one call.
 ALONE_FROM_BYTES = 8 * KiB
@@ -32,7 +32,7 @@ RANGE_BYTES = 150
 
 
 def row_reader(
-    array: Contiguous, files: Files, cast: Cast | None, part: Within | None
+    array: Contiguous, files: Files, cast: Cast | None, part: RowPart | None
 ) -> "RowReader | MappedReader | PartReader":
     """The reader that suits the size of the rows."""
     if array.row_bytes < files.policy.map_rows_below_bytes and array.file.can_be_mapped:
@@ -40,11 +40,11 @@ def row_reader(
     return RowReader(array, files, cast) if part is None else PartReader(array, files, cast, part)
 
 
-def _spec(array: Array, cast: Cast | None, part: Within | None) -> FieldSpec:
+def _spec(array: Array, cast: Cast | None, part: RowPart | None) -> FieldSpec:
     return FieldSpec(cast.dtype if cast else array.stored, array.shape if part is None else part.shape)
 
 
-def _flat(part: Within) -> tuple[np.ndarray, int]:
+def _flat(part: RowPart) -> tuple[np.ndarray, int]:
     """The wanted elements, and the memory they take; a mask has them already."""
     return part.flat, 0 if isinstance(part, Mask) else part.flat.nbytes
 
@@ -77,7 +77,7 @@ class RowReader:
 class PartReader:
     """Part of each row: the ranges worth reading, packed into scratch, then the elements wanted."""
 
-    def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: Within) -> None:
+    def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: RowPart) -> None:
         self.array, self.files, self.cast, self.spec = array, files, cast, _spec(array, cast, part)
         self.part = part
         width, gap = array.stored.itemsize, files.policy.row_gap_bytes
@@ -109,7 +109,7 @@ class PartReader:
                     convert(taken, goal, self.cast)
 
 
-def _worth_reading(part: Within, width: int, gap_bytes: int) -> tuple[tuple[list[tuple[int, int]], np.ndarray], int]:
+def _worth_reading(part: RowPart, width: int, gap_bytes: int) -> tuple[tuple[list[tuple[int, int]], np.ndarray], int]:
     """(offset, length) in bytes of ranges of the row; where wanted elements lie in what is read; memory of both."""
     flat, order = part.flat, None
     if not ascending(flat):  # delivered in an order of their own
@@ -132,13 +132,13 @@ def _worth_reading(part: Within, width: int, gap_bytes: int) -> tuple[tuple[list
     return (ranges, packed), packed.nbytes + RANGE_BYTES * len(ranges)
 
 
-class Gathering:
+class GatherReader:
     """Rows too small for a system call each, gathered from a mapping of the file; subclasses say how."""
 
-    worth_from = 1
+    least_rows = 1
     """Rows of one read from which on a mapping is used."""
 
-    def __init__(self, array: Array, files: Files, cast: Cast | None, part: Within | None) -> None:
+    def __init__(self, array: Array, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         self.array, self.files, self.cast, self.spec = array, files, cast, _spec(array, cast, part)
         self.part = part
         self.flat = None if part is None else part.tables.get("flat", lambda: _flat(part))
@@ -213,10 +213,10 @@ class Gathering:
             target[at] = ready.reshape(count, *shape)
 
 
-class MappedReader(Gathering):
+class MappedReader(GatherReader):
     """Rows that follow each other."""
 
-    def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: Within | None) -> None:
+    def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         super().__init__(array, files, cast, part)
         self._begin, self._size = array.offset, array.rows * array.row_bytes
 

@@ -10,7 +10,7 @@ from penstock.base import fork
 from penstock.base.file_id import FileId
 from penstock.files import locks
 from penstock.files import saved as savedcolumns
-from penstock.files.saved import Saved
+from penstock.files.saved import SavedTable
 from penstock.read.extents import ChunkTable, KnownTable
 
 
@@ -34,7 +34,7 @@ def folder_of(index_dir: str | os.PathLike[str] | Literal[False] | None) -> str 
     return folder
 
 
-def load(folder: str, file: FileId, name: str) -> "SavedTable | None":
+def load(folder: str, file: FileId, name: str) -> "SavedChunkTable | None":
     """The table of this array of this file, if a whole and current one was saved."""
     return _opened(savedcolumns.load(folder, file, name))
 
@@ -68,19 +68,19 @@ def save(
     return _opened(savedcolumns.save(folder, file, name, header, arrays)) or table
 
 
-def _opened(saved: Saved | None) -> "SavedTable | None":
+def _opened(saved: SavedTable | None) -> "SavedChunkTable | None":
     if saved is None:
         return None
     try:
-        return SavedTable(saved)
+        return SavedChunkTable(saved)
     except (ValueError, KeyError, TypeError):  # not a header of ours
         return None
 
 
-class SavedTable:
+class SavedChunkTable:
     """A table on disk, mapped when it is first needed."""
 
-    def __init__(self, saved: Saved) -> None:
+    def __init__(self, saved: SavedTable) -> None:
         self._saved, header = saved, saved.header
         blocks, pieces = header["shape"]
         self.shape = (int(blocks), int(pieces))
@@ -97,7 +97,7 @@ class SavedTable:
     folder = checked_by = ""
     index_bytes = 0  # mapped: the system may drop it at any time
 
-    def __reduce__(self) -> tuple[type, tuple[Saved]]:
+    def __reduce__(self) -> tuple[type, tuple[SavedTable]]:
         return type(self), (self._saved,)
 
     def find(self, block: int, pieces: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

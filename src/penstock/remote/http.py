@@ -54,7 +54,7 @@ class Transient(Exception):
         """Seconds that the server asked to wait."""
 
 
-class Clock:
+class Deadline:
     """The time limit of one request, all its retries included."""
 
     def __init__(self, deadline_s: float, stall_timeout_s: float) -> None:
@@ -82,11 +82,11 @@ class Clock:
             raise Transient("no more time")
 
 
-class _Timed(io.RawIOBase):
+class _TimedBody(io.RawIOBase):
     """The bytes of one answer; every wait for them ends with the request's time. Closing it leaves the socket open."""
 
-    def __init__(self, sock: socket.socket, clock: Clock) -> None:
-        self.sock, self.clock = sock, clock
+    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
+        self.sock, self.deadline = sock, deadline
 
     def makefile(self, mode: str) -> io.BufferedReader:
         """The part of a socket that Python's client uses."""
@@ -96,13 +96,13 @@ class _Timed(io.RawIOBase):
         return True
 
     def readinto(self, view: Any) -> int:
-        stalled = time.monotonic() + self.clock.stall_timeout_s
+        stalled = time.monotonic() + self.deadline.stall_timeout_s
         while True:
-            self.clock.check()
+            self.deadline.check()
             left = stalled - time.monotonic()
             if left <= 0:
-                raise Transient(f"no byte arrived for {self.clock.stall_timeout_s:g} s")
-            self.sock.settimeout(max(0.001, min(left, self.clock.left_s, stop.CHECK_EVERY_S)))
+                raise Transient(f"no byte arrived for {self.deadline.stall_timeout_s:g} s")
+            self.sock.settimeout(max(0.001, min(left, self.deadline.left_s, stop.CHECK_EVERY_S)))
             try:
                 return self.sock.recv_into(view)
             except TimeoutError:
@@ -122,10 +122,10 @@ class _Connection:
         self.used = False
         self._peer = ""
 
-    def connect(self, clock: Clock, connect_timeout_s: float) -> None:
+    def connect(self, deadline: Deadline, connect_timeout_s: float) -> None:
         """Connect to the host, unless that was done before."""
         if self._client.sock is None:
-            self._client.timeout = max(0.001, min(connect_timeout_s, clock.left_s))
+            self._client.timeout = max(0.001, min(connect_timeout_s, deadline.left_s))
             self._client.connect()
             self._peer = str(self._client.sock.getpeername()[0])  # type: ignore[attr-defined]
 
@@ -149,12 +149,12 @@ class _Connection:
             raise http.client.InvalidURL("an address or header with a line break in it")
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
-    def ask(self, request: bytes, clock: Clock) -> tuple[http.client.HTTPResponse, _Timed]:
+    def ask(self, request: bytes, deadline: Deadline) -> tuple[http.client.HTTPResponse, _TimedBody]:
         """Send a request, and read the head of the answer."""
         sock: socket.socket = self._client.sock
-        sock.settimeout(max(0.001, min(clock.stall_timeout_s, clock.left_s)))
+        sock.settimeout(max(0.001, min(deadline.stall_timeout_s, deadline.left_s)))
         sock.sendall(request)
-        timed = _Timed(sock, clock)
+        timed = _TimedBody(sock, deadline)
         answer = http.client.HTTPResponse(timed, method="GET")  # type: ignore[arg-type]
         try:
             answer.begin()
@@ -179,7 +179,7 @@ class Answer:
     secrets: Secrets
     """Secrets that no message may contain."""
     _response: http.client.HTTPResponse | None
-    _timed: _Timed
+    _timed: _TimedBody
     _connection: _Connection
     _pool: "Connections"
 
@@ -201,9 +201,9 @@ class Answer:
         """A header without secrets, for messages."""
         return self.secrets.hide(self.headers.get(header, ""))
 
-    def use(self, clock: Clock) -> None:
+    def use(self, deadline: Deadline) -> None:
         """Use another time limit from now on."""
-        self._timed.clock = clock
+        self._timed.deadline = deadline
 
     def readinto(self, view: memoryview) -> int:
         """Read some bytes of the body; 0 at its end."""
@@ -258,7 +258,7 @@ class Connections:
         self._pid = os.getpid()
         self._tls: ssl.SSLContext | None = None
 
-    def get(self, url: str, headers: Mapping[str, str], private: Mapping[str, str], clock: Clock) -> Answer:
+    def get(self, url: str, headers: Mapping[str, str], private: Mapping[str, str], deadline: Deadline) -> Answer:
         """The answer to a GET, redirects followed; ``private`` headers go to the host of ``url`` alone."""
         home, home_is_inside = split(url), True
         if home.username is not None:
@@ -268,7 +268,7 @@ class Connections:
         for hop in range(self.redirects.most + 1):
             secrets.add_url(url)
             sent = {**headers, **private} if is_at_home(home, url) else headers
-            answer = self._ask(url, sent, clock, secrets, may_lead_inside=home_is_inside)
+            answer = self._ask(url, sent, deadline, secrets, may_lead_inside=home_is_inside)
             if answer.status not in REDIRECTS:
                 return answer
             home_is_inside = answer.is_from_inside if hop == 0 else home_is_inside
@@ -289,22 +289,22 @@ class Connections:
         return there
 
     def _ask(
-        self, url: str, headers: Mapping[str, str], clock: Clock, secrets: Secrets, *, may_lead_inside: bool
+        self, url: str, headers: Mapping[str, str], deadline: Deadline, secrets: Secrets, *, may_lead_inside: bool
     ) -> Answer:
         parts = split(url)
         place, target = (parts.scheme, parts.hostname or "", parts.port), target_of(parts)
         sent = {"Accept-Encoding": "identity", "Accept": "*/*", "User-Agent": "penstock", **headers}
         while True:
-            clock.check()
+            deadline.check()
             connection = self._connection(place)
             secrets.add_headers(connection.proxy_headers)
             used, connection.used = connection.used, True
             try:
                 request = connection.request(target, sent)
-                connection.connect(clock, self.connect_timeout_s)
+                connection.connect(deadline, self.connect_timeout_s)
                 if not may_lead_inside and connection.leads_inside:
                     raise led_inside(secrets.hide(shown(url)))
-                answer, timed = connection.ask(request, clock)
+                answer, timed = connection.ask(request, deadline)
                 return self._answer(answer, timed, connection, secrets)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 connection.close()
@@ -316,7 +316,7 @@ class Connections:
                 raise
 
     def _answer(
-        self, answer: http.client.HTTPResponse, timed: _Timed, connection: _Connection, secrets: Secrets
+        self, answer: http.client.HTTPResponse, timed: _TimedBody, connection: _Connection, secrets: Secrets
     ) -> Answer:
         found: dict[str, str] = {}
         for name, value in answer.getheaders():  # a header may come twice: both values count

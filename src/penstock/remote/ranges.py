@@ -24,7 +24,7 @@ from penstock.errors import Changed, ConfigError, Missing, Unavailable
 from penstock.remote.answers import UNKNOWN, check_range, check_same, check_status, identity, status_of, total_of
 from penstock.remote.buckets import Signer
 from penstock.remote.headers import retry_after_s
-from penstock.remote.http import TRANSIENT, Answer, Clock, Connections, Transient
+from penstock.remote.http import TRANSIENT, Answer, Connections, Deadline, Transient
 from penstock.remote.redirects import Redirects
 
 PIECE_BYTES = 16 * MiB
@@ -137,11 +137,11 @@ class Remote:
 
     def head(self, path: str) -> Head:
         """The file as it is now."""
-        clock = self._clock(1)
-        tries = _Tries(self.options, clock, path, "asking for it")
+        deadline = self._deadline(1)
+        tries = _Attempts(self.options, deadline, path, "asking for it")
         while True:
             try:
-                with self._answer(path, 0, HEAD_BYTES, None, clock) as answer:
+                with self._answer(path, 0, HEAD_BYTES, None, deadline) as answer:
                     total = total_of(path, answer)
                     if total == UNKNOWN:
                         raise NoLength(
@@ -157,11 +157,11 @@ class Remote:
     def read_into(self, file: FileId, offset: int, targets: Sequence[memoryview]) -> None:
         """Fill ``targets`` one after another from ``offset`` on."""
         end = offset + sum(map(len, targets))
-        goals, at, clock = [view for view in targets if len(view)], offset, self._clock(end - offset)
-        tries = _Tries(self.options, clock, file.path, f"reading {end - offset:,} bytes at offset {offset:,}")
+        goals, at, deadline = [view for view in targets if len(view)], offset, self._deadline(end - offset)
+        tries = _Attempts(self.options, deadline, file.path, f"reading {end - offset:,} bytes at offset {offset:,}")
         while goals:
             try:
-                with self._answer(file.path, at, end, file, clock) as answer:
+                with self._answer(file.path, at, end, file, deadline) as answer:
                     began = at
                     while goals:
                         got = answer.readinto(goals[0])
@@ -181,23 +181,23 @@ class Remote:
         """All of a file, in order; of this version, or of the one that is there."""
         return Body(self, path, file)
 
-    def _clock(self, bytes_: int) -> Clock:
+    def _deadline(self, bytes_: int) -> Deadline:
         pieces = max(1, -(-bytes_ // PIECE_BYTES))
-        return Clock(self.options.deadline_s * pieces, self.options.stall_timeout_s)
+        return Deadline(self.options.deadline_s * pieces, self.options.stall_timeout_s)
 
     def _answer(
-        self, path: str, begin: int, end: int | None, file: FileId | None, clock: Clock, *, or_whole: bool = False
+        self, path: str, begin: int, end: int | None, file: FileId | None, deadline: Deadline, *, or_whole: bool = False
     ) -> Answer:
         """An answer that holds the bytes asked for; or all of the file, where that will do or nothing is known yet."""
         whole = begin == 0 and end in (None, None if file is None else file.size)
         asked = {} if whole else {"Range": f"bytes={begin}-{'' if end is None else end - 1}"}
         if file is not None and file.has_strong_etag:
             asked["If-Match"] = file.etag
-        answer = self._get(path, asked, clock)
+        answer = self._get(path, asked, deadline)
         try:
             if answer.status == 403 and is_in_bucket(path):
                 answer.close()
-                answer = self._get(path, asked, clock, anew=True)  # what was signed may have expired
+                answer = self._get(path, asked, deadline, anew=True)  # what was signed may have expired
             check_status(path, answer, file)
             if file is not None:
                 check_same(path, answer, file)
@@ -228,7 +228,7 @@ class Remote:
         parts = urlsplit(url)
         return urlunsplit(parts._replace(path=parts.path.rstrip("/") + inside))
 
-    def _get(self, path: str, asked: Mapping[str, str], clock: Clock, *, anew: bool = False) -> Answer:
+    def _get(self, path: str, asked: Mapping[str, str], deadline: Deadline, *, anew: bool = False) -> Answer:
         url = self._address(path)
         private = self.options.headers
         if is_in_bucket(url):
@@ -236,7 +236,7 @@ class Remote:
         elif scheme_of(url) == "hf":
             url = hub_address(url)
         try:
-            answer = self._connections.get(url, asked, private, clock)
+            answer = self._connections.get(url, asked, private, deadline)
         except (Unavailable, ConfigError) as error:
             raise type(error)(f"{path}: {error}") from error.__cause__
         if answer.status in TRANSIENT:
@@ -270,12 +270,12 @@ class Body:
 
     def readinto(self, view: memoryview) -> int:
         """Fill ``view``; less only at the end of the file."""
-        clock = self._remote._clock(len(view))
-        tries = _Tries(self._remote.options, clock, self.path, f"reading on from byte {self.at:,}")
+        deadline = self._remote._deadline(len(view))
+        tries = _Attempts(self._remote.options, deadline, self.path, f"reading on from byte {self.at:,}")
         done = 0
         while done < len(view) and (self.file is None or self.at != self.file.size):
             try:
-                got = self._opened(clock).readinto(view[done:])
+                got = self._opened(deadline).readinto(view[done:])
                 done, self.at = done + got, self.at + got
                 if not got and self._is_end():
                     break
@@ -315,11 +315,11 @@ class Body:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _opened(self, clock: Clock) -> Answer:
+    def _opened(self, deadline: Deadline) -> Answer:
         if self._answer is not None:
-            self._answer.use(clock)
+            self._answer.use(deadline)
             return self._answer
-        answer = self._remote._answer(self.path, self.at, None, self.file, clock, or_whole=True)
+        answer = self._remote._answer(self.path, self.at, None, self.file, deadline, or_whole=True)
         try:
             if self.file is None:
                 self.file = identity(self.path, total_of(self.path, answer), answer)
@@ -330,7 +330,7 @@ class Body:
                 )
             self._in_parts = answer.status == 206 or answer.headers.get("accept-ranges", "").lower() == "bytes"
             if answer.status != 206:
-                _pass_over(answer, self.at, clock)
+                _pass_over(answer, self.at, deadline)
         except BaseException:
             answer.close()
             raise
@@ -346,11 +346,11 @@ class Body:
         raise Transient(f"the answer ended at byte {self.at:,} of {size:,}")
 
 
-class _Tries:
+class _Attempts:
     """Counts attempts, and decides whether to try again."""
 
-    def __init__(self, options: RemoteOptions, clock: Clock, path: str, what: str) -> None:
-        self._options, self._clock, self._path, self._what = options, clock, path, what
+    def __init__(self, options: RemoteOptions, deadline: Deadline, path: str, what: str) -> None:
+        self._options, self._deadline, self._path, self._what = options, deadline, path, what
         self._failed = self._in_a_row = 0
 
     def succeeded(self) -> None:
@@ -364,12 +364,12 @@ class _Tries:
         longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self._in_a_row - 1))
         wait = max(error.wait_s, random.uniform(longest / 2, longest))  # noqa: S311
         over = self._in_a_row > self._options.retries
-        if over or wait >= self._clock.left_s:
+        if over or wait >= self._deadline.left_s:
             asked = f" (the server asks to wait {error.wait_s:g} s)" if error.wait_s else ""
-            limit = f"The limit is {self._options.retries} retries and {self._clock.deadline_s:g} s"
+            limit = f"The limit is {self._options.retries} retries and {self._deadline.deadline_s:g} s"
             raise Unavailable(
-                f"{self._path}: {self._what} failed {self._failed} times in {self._clock.past_s:.1f} s, the last time: "
-                f"{error}{asked}. {limit}: {_WAY_OUT}"
+                f"{self._path}: {self._what} failed {self._failed} times in {self._deadline.past_s:.1f} s, the last "
+                f"time: {error}{asked}. {limit}: {_WAY_OUT}"
             ) from error
         stop.sleep(wait)
 
@@ -383,7 +383,7 @@ def _fill(answer: Answer, view: memoryview) -> None:
         done += got
 
 
-def _pass_over(answer: Answer, count: int, clock: Clock) -> None:
+def _pass_over(answer: Answer, count: int, deadline: Deadline) -> None:
     """Read and discard."""
     forgotten = memoryview(bytearray(min(count, MiB)))
     passed = 0
@@ -392,5 +392,5 @@ def _pass_over(answer: Answer, count: int, clock: Clock) -> None:
         if not got:
             raise Transient(f"the answer ended after {passed:,} bytes")
         if passed // PIECE_BYTES != (passed + got) // PIECE_BYTES:
-            clock.more()
+            deadline.more()
         passed += got

@@ -10,27 +10,27 @@ import numpy as np
 
 from penstock.base.sizes import KiB
 from penstock.errors import SchemaMismatch
-from penstock.loader.rooms import Rooms
+from penstock.loader.segments import SegmentPool
 from penstock.webdataset.pixels import Pixels
 from penstock.webdataset.run import Place
 
 Batch = Any
 
-ColumnRooms = defaultdict[Any, Rooms]
+ColumnSegments = defaultdict[Any, SegmentPool]
 """Memory of earlier batches, by field."""
 
-ROOM_BYTES = 64 * KiB
+SEGMENT_BYTES = 64 * KiB
 """Less is not worth keeping."""
 
 
-def column_rooms(place: Place) -> ColumnRooms | None:
+def column_segments(place: Place) -> ColumnSegments | None:
     """Memory for the batches of a pass, shared if they are sent to another process; None where that cannot be."""
     if not place.in_worker:
-        return defaultdict(partial(Rooms, is_shared=False))
+        return defaultdict(partial(SegmentPool, is_shared=False))
     from penstock.loader.pytorch import send_rooms
 
     # Whoever waits for the next batch of a single worker still holds its last one.
-    return defaultdict(partial(Rooms, is_shared=True, is_patient=place.workers > 1)) if send_rooms() else None
+    return defaultdict(partial(SegmentPool, is_shared=True, is_patient=place.workers > 1)) if send_rooms() else None
 
 
 def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Batch:
@@ -48,8 +48,8 @@ class Stacking:
     So memory holds the batch, and not the batch and its samples.
     """
 
-    def __init__(self, most: int, rooms: ColumnRooms | None = None) -> None:
-        self._most, self._count, self._rooms = most, 0, rooms
+    def __init__(self, most: int, segments: ColumnSegments | None = None) -> None:
+        self._most, self._count, self._segments = most, 0, segments
         self._named = False
         self._fields: dict[Any, Any] = {}
         self._columns: dict[Any, _Stack] = {}
@@ -63,8 +63,10 @@ class Stacking:
         if not self._count:
             self._named = isinstance(sample, dict)
             self._fields = {name: value if name == "__key__" else None for name, value in row.items()}
-            rooms = self._rooms
-            self._columns = {name: _Stack(name, self._most, None if rooms is None else rooms[name]) for name in row}
+            segments = self._segments
+            self._columns = {
+                name: _Stack(name, self._most, None if segments is None else segments[name]) for name in row
+            }
         _check_same(self._fields, row)
         for name, value in row.items():
             self._columns[name].append(value)
@@ -84,8 +86,8 @@ class _Stack:
     not longer than until the batch is full.
     """
 
-    def __init__(self, name: Any, most: int, rooms: Rooms | None) -> None:
-        self._name, self._most, self._count, self._rooms = name, most, 0, rooms
+    def __init__(self, name: Any, most: int, segments: SegmentPool | None) -> None:
+        self._name, self._most, self._count, self._segments = name, most, 0, segments
         self._block: Any = None
         self._values: list[Any] = []
         self._waiting: list[Pixels] = []
@@ -106,7 +108,7 @@ class _Stack:
         if self._count > len(self._waiting) or (self._waiting and not picture.joins(self._waiting[0])):
             return False
         self._waiting.append(picture)
-        free = None if self._rooms is None else self._rooms.lend_early(self._most * picture.nbytes)
+        free = None if self._segments is None else self._segments.lend_early(self._most * picture.nbytes)
         if free is not None:
             self._write_waiting(free)
         return True
@@ -119,7 +121,7 @@ class _Stack:
 
     def _append_any(self, value: Any) -> None:
         if not self._count:
-            self._block = _block(value, self._most, self._rooms)
+            self._block = _block(value, self._most, self._segments)
         if self._block is not None and not _alike(self._block, value):
             self._values = [_copy(self._block[place, ...]) for place in range(self._count)]
             self._block = None
@@ -133,7 +135,7 @@ class _Stack:
     def taken(self) -> Any:
         if self._waiting:
             size = self._count * self._waiting[0].nbytes
-            self._write_waiting(_memory(size, self._rooms if self._count == self._most else None, late=True))
+            self._write_waiting(_memory(size, self._segments if self._count == self._most else None, late=True))
         block, values, self._block, self._values = self._block, self._values, None, []
         if block is None:
             return _column(self._name, values, combine_tensors=True, combine_scalars=True)
@@ -142,17 +144,17 @@ class _Stack:
         return _copy(block[: self._count])  # a view would keep the whole block, and send it to other processes
 
 
-def _block(value: Any, rows: int, rooms: Rooms | None) -> Any:
+def _block(value: Any, rows: int, segments: SegmentPool | None) -> Any:
     """Memory for so many values like this one; None if values of this kind are listed."""
     try:
         if type(value) is np.ndarray and not value.dtype.hasobject:
             shape, size = (rows, *value.shape), rows * value.nbytes
-            return _memory(size, rooms).view(value.dtype).reshape(shape) if size else np.empty(shape, value.dtype)
+            return _memory(size, segments).view(value.dtype).reshape(shape) if size else np.empty(shape, value.dtype)
         if _is_tensor(value):
             from penstock.loader.pytorch import is_plain, tensor_over
 
             shape = (rows, *value.shape)
-            return tensor_over(_memory(rows * value.nbytes, rooms), value.dtype, shape) if is_plain(value) else None
+            return tensor_over(_memory(rows * value.nbytes, segments), value.dtype, shape) if is_plain(value) else None
     except (
         MemoryError,
         OSError,
@@ -164,11 +166,11 @@ def _block(value: Any, rows: int, rooms: Rooms | None) -> Any:
     return None
 
 
-def _memory(size: int, rooms: Rooms | None, *, late: bool = False) -> np.ndarray:
+def _memory(size: int, segments: SegmentPool | None, *, late: bool = False) -> np.ndarray:
     """Bytes for a column of a batch, which has begun, or of which all values have come."""
-    if rooms is None or size < ROOM_BYTES:
+    if segments is None or size < SEGMENT_BYTES:
         return np.empty(size, np.uint8)
-    return rooms.lend_late(size) if late else rooms.lend(size)
+    return segments.lend_late(size) if late else segments.lend(size)
 
 
 def _write(block: Any, row: int, value: Any) -> None:

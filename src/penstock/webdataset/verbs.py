@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.base import checks
 from penstock.errors import ConfigError
-from penstock.webdataset.collate import Stacking, column_rooms, default_collation_fn
+from penstock.webdataset.collate import Stacking, column_segments, default_collation_fn
 from penstock.webdataset.handlers import Handler, MissingField, reraise_exception
 from penstock.webdataset.run import Run
 from penstock.webdataset.samples import Sample
@@ -134,9 +134,9 @@ def batch_samples(
     batchsize = checks.whole("batched: batchsize", batchsize, least=1)
     partial = checks.flag("batched: partial", partial)
     stacks = collation_fn is default_collation_fn
-    rooms = column_rooms(run.place) if stacks else None
+    segments = column_segments(run.place) if stacks else None
     while True:
-        held: Stacking | list[Any] = Stacking(batchsize, rooms) if stacks else []
+        held: Stacking | list[Any] = Stacking(batchsize, segments) if stacks else []
         for sample in islice(samples, batchsize):
             held.append(sample)
         if not held or (len(held) < batchsize and not partial):

@@ -24,7 +24,7 @@ from penstock.base.file_id import FileId
 from penstock.base.text_column import TextColumn
 from penstock.errors import Corrupt, DataError, Missing, Unavailable, Unsafe
 from penstock.files import saved as savedcolumns
-from penstock.files.saved import Saved
+from penstock.files.saved import SavedTable
 
 _SAVED_AS = "files of a folder"
 
@@ -69,7 +69,7 @@ def list_files(root: str, is_wanted: Callable[[str], bool], folder: str | None, 
         found = _opened(root, savedcolumns.load(folder, where, name))
         if found is not None:
             return found
-    walk = _Walk(root, is_wanted)
+    walk = _FolderWalk(root, is_wanted)
     walk.folder("")
     listed = walk.files()
     if folder is None or listed.left_out:
@@ -82,7 +82,7 @@ def list_files(root: str, is_wanted: Callable[[str], bool], folder: str | None, 
     return _opened(root, savedcolumns.save(folder, where, name, header, columns)) or listed
 
 
-def _opened(root: str, saved: Saved | None) -> FileList | None:
+def _opened(root: str, saved: SavedTable | None) -> FileList | None:
     if saved is None:
         return None
     try:
@@ -101,7 +101,7 @@ def _opened(root: str, saved: Saved | None) -> FileList | None:
         return None
 
 
-class _Walk:
+class _FolderWalk:
     """Collects files, folder by folder."""
 
     def __init__(self, root: str, is_wanted: Callable[[str], bool]) -> None:

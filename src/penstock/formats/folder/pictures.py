@@ -92,7 +92,7 @@ class FolderStore(Joined):
 
 
 @dataclass(frozen=True)
-class _Columns:
+class _SampleColumns:
     """Labels, or the columns of a table, by sample."""
 
     store: ColumnStore
@@ -103,7 +103,7 @@ class _Columns:
     """Columns of the table that cannot be fields, and why."""
 
 
-def _columns(files: FileList, options: "OpenOptions") -> _Columns:
+def _columns(files: FileList, options: "OpenOptions") -> _SampleColumns:
     table = tables.find(files.root)
     by = "" if options.files.manifest is None else MANIFEST
     if table is not None:
@@ -112,10 +112,10 @@ def _columns(files: FileList, options: "OpenOptions") -> _Columns:
         if read.left_out and options.on_error == "raise":
             raise read.left_out[0]
         store = ColumnStore(read.columns, len(read.rows), (), by, tables.reading_bytes(table, files))
-        return _Columns(store, read.rows, read.left_out, read.fields_left_out)
+        return _SampleColumns(store, read.rows, read.left_out, read.fields_left_out)
     if not files.top_names or files.tops.min() < 0:  # some are in no folder
-        return _Columns(ColumnStore({}, len(files)))
-    return _Columns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files), files.top_names, IN_MEMORY))
+        return _SampleColumns(ColumnStore({}, len(files)))
+    return _SampleColumns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files), files.top_names, IN_MEMORY))
 
 
 def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenOptions") -> LooseFiles:

@@ -42,7 +42,7 @@ def chunks(file: FileId, dataset: Any, header_at: int, grid: tuple[int, ...]) ->
     if dataset.file.id.get_create_plist().get_sizes() != (8, 8):
         raise IndexNotUnderstood("addresses are not of 8 bytes")
     try:
-        mapped = _Mapped(file)
+        mapped = _MappedFile(file)
         root = _root(mapped, header_at, (*dataset.chunks, dataset.dtype.itemsize))
         where = f"{file.path}: dataset {dataset.name.strip('/')!r}"
         yield from _leaves(mapped, root, _node_type(dataset.ndim), prod(grid), where)
@@ -50,7 +50,7 @@ def chunks(file: FileId, dataset: Any, header_at: int, grid: tuple[int, ...]) ->
         raise IndexNotUnderstood(str(error)) from error
 
 
-class _Mapped:
+class _MappedFile:
     """A mapped file. The system kills a process that reads beyond the end of one: so its size is checked each time."""
 
     def __init__(self, file: FileId) -> None:
@@ -71,7 +71,7 @@ class _Mapped:
         return found
 
 
-def _root(mapped: _Mapped, address: int, chunk: tuple[int, ...]) -> int:
+def _root(mapped: _MappedFile, address: int, chunk: tuple[int, ...]) -> int:
     """The offset of the tree's root, from the dataset's object header."""
     version, _, _, size = _HEADER.unpack(mapped.read(address, _HEADER.size))
     if version != _HEADER_VERSION:
@@ -108,7 +108,7 @@ def _node_type(axes: int) -> np.dtype:
     )  # fmt: skip
 
 
-def _leaves(mapped: _Mapped, root: int, node_type: np.dtype, most: int, where: str) -> Iterator[np.ndarray]:
+def _leaves(mapped: _MappedFile, root: int, node_type: np.dtype, most: int, where: str) -> Iterator[np.ndarray]:
     if root == _NOWHERE:  # no chunk was ever written
         return
     addresses, level = np.array([root], np.uint64), None

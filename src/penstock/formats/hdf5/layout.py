@@ -160,7 +160,7 @@ def _chunks(found: StoredDataset, known: tuple[CodecId, ...], options: "OpenOpti
         "stored": dataset.dtype.str, "shape": found.shape, "chunks": dataset.chunks, "codecs": known,
         "fill": np.asarray(found.fill_value, dataset.dtype).tobytes().hex(), "fill_text": str(found.fill_value),
     }  # fmt: skip
-    if not isinstance(table, saved_chunks.SavedTable) or not table.about:
+    if not isinstance(table, saved_chunks.SavedChunkTable) or not table.about:
         check_grid(found, options)
         walked = walk(found)
         if walked is None:
@@ -226,7 +226,7 @@ def walk(found: StoredDataset) -> KnownTable | None:
 
 def _by_nodes(found: StoredDataset) -> KnownTable:
     """Without the library, if the index is a version 1 B-tree."""
-    columns = _Columns(found)
+    columns = _ChunkColumns(found)
     for piece in btree.chunks(found.file, found.dataset, found.header_at, found.grid):
         columns.put(piece["corner"].astype(np.int64), piece["place"], piece["size"], piece["mask"])
     return columns.table()
@@ -234,7 +234,7 @@ def _by_nodes(found: StoredDataset) -> KnownTable:
 
 def _one_by_one(found: StoredDataset) -> KnownTable:
     """Through the library."""
-    columns, waiting = _Columns(found), list[Any]()
+    columns, waiting = _ChunkColumns(found), list[Any]()
 
     def take() -> None:
         corners, masks, places, sizes = zip(*waiting, strict=True)
@@ -252,7 +252,7 @@ def _one_by_one(found: StoredDataset) -> KnownTable:
     return columns.table()
 
 
-class _Columns:
+class _ChunkColumns:
     """A chunk table under construction."""
 
     def __init__(self, found: StoredDataset) -> None:

@@ -20,7 +20,7 @@ from penstock.base.file_id import FileId
 from penstock.base.text_column import TextColumn, decoded, ranges, same_as_before
 from penstock.errors import Corrupt, DataError, LimitExceeded, Missing
 from penstock.files import saved as savedcolumns
-from penstock.files.saved import Saved
+from penstock.files.saved import SavedTable
 from penstock.formats.tar.members import MemberTable
 from penstock.formats.tar.walk import walk
 
@@ -265,7 +265,7 @@ def save(folder: str, file: FileId, table: SampleTable, name: str = _SAVED_AS) -
     return _opened(file.path, savedcolumns.save(folder, file, name, header, columns)) or table
 
 
-def _opened(path: str, saved: Saved | None) -> SampleTable | None:
+def _opened(path: str, saved: SavedTable | None) -> SampleTable | None:
     if saved is None:
         return None
     try:

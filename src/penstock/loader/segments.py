@@ -1,12 +1,12 @@
-"""Memory for columns of batches that is used again: making fresh pages takes as long as decoding a picture into them.
+"""Segments: reusable memory for columns of batches. Fresh pages take as long as decoding a picture into them.
 
-A room is lent as an array, and is free again when the last array or tensor over it is gone. One in shared memory may
-also be sent to the parent process, and then waits for that process too. The kernel keeps count, by locks on the room:
-its owner holds one, and so does every descriptor that is sent, until the receiver's mapping of it ends, even if it was
-killed.
+A segment is lent as an array, and is free again when the last array or tensor over it is gone. A segment in shared
+memory can also be sent to the parent process; it is then free when that process has released it too. The kernel keeps
+count by file locks: the owner holds one, and so does every descriptor that was sent, until the receiver unmaps it or
+dies.
 
 The parent keeps what it has mapped, since mapping again costs a quarter of what fresh pages do: until the owner has
-given up the room, or has ended.
+given up the segment, or has ended.
 """
 
 import itertools
@@ -30,32 +30,32 @@ from penstock.errors import Unavailable
 CAN_SHARE = fcntl is not None and hasattr(os, "memfd_create")
 
 MOST_KNOWN = 32
-"""Rooms of one column. Whoever keeps more batches than that gets fresh memory for each."""
+"""Segments per column. A caller who keeps more batches than that gets fresh memory for each."""
 
 MOST_MAPPED = 8
-"""Rooms of one process that its parent keeps mapped, with three descriptors each."""
+"""SegmentPool of one process that its parent keeps mapped, with three descriptors each."""
 
 LONGEST_WAIT_S = 2.0
-"""For a room to come back: as long as the last batch took, and not longer than this. A worker that is told to end makes
-its batch first, and torch kills it after five seconds."""
+"""The longest wait for a segment to come back; it never exceeds the time that the last batch took. A worker that must
+end finishes its batch first, and torch kills it after five seconds."""
 
 _NUMBERS = itertools.count()
 
 
-class Room:
+class Segment:
     """One piece of memory; in shared memory it has a descriptor."""
 
     def __init__(self, memory: np.ndarray, descriptor: int = -1) -> None:
         self.memory, self.descriptor = memory, descriptor
         self.number = next(_NUMBERS)
         self.address = int(memory.ctypes.data)
-        self._loan: weakref.ref[_Loan] | None = None
+        self._loan: weakref.ref[_LentMemory] | None = None
         if descriptor >= 0:
             weakref.finalize(self, stop.call_in_finalizer, os.close, descriptor).atexit = False
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody can look at it any more, here or elsewhere."""
+        """Whether nothing uses it any more, in any process."""
         if self._loan is not None and self._loan() is not None:
             return False
         return self.descriptor < 0 or not _is_locked(self.descriptor, then=fcntl.LOCK_SH)
@@ -67,25 +67,25 @@ class Room:
 
     def lend(self, lock: Any = None) -> np.ndarray:
         """Its bytes, of any content, as an array that holds on to ``lock`` too."""
-        loan = _Loan(self, lock)
+        loan = _LentMemory(self, lock)
         self._loan = weakref.ref(loan)
         return np.asarray(loan)
 
     def locked_descriptor(self) -> int:
-        """Another descriptor, for another process; until all copies of it are closed, the room is not free."""
+        """Another descriptor, for another process; until all copies of it are closed, the segment is not free."""
         descriptor = _open_again(self.descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         return descriptor
 
 
-class _Loan:
+class _LentMemory:
     """The object that numpy regards as the owner of a lent array's memory."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "lock", "room")
+    __slots__ = ("__array_interface__", "__weakref__", "lock", "segment")
 
-    def __init__(self, room: Room, lock: Any) -> None:
-        self.room, self.lock = room, lock
-        self.__array_interface__: dict[str, Any] = room.memory.__array_interface__
+    def __init__(self, segment: Segment, lock: Any) -> None:
+        self.segment, self.lock = segment, lock
+        self.__array_interface__: dict[str, Any] = segment.memory.__array_interface__
 
 
 def _is_locked(descriptor: int, *, then: int) -> bool:
@@ -106,105 +106,105 @@ def _open_again(descriptor: int) -> int:
 
 # In the process that fills them.
 
-_SHARED: "weakref.WeakValueDictionary[int, Room]" = weakref.WeakValueDictionary()
+_SHARED: "weakref.WeakValueDictionary[int, Segment]" = weakref.WeakValueDictionary()
 
 
-def find_room(address: int) -> Room | None:
-    """The shared room that begins at this address."""
+def find_segment(address: int) -> Segment | None:
+    """The shared segment that begins at this address."""
     return _SHARED.get(address)
 
 
-class Rooms:
-    """The rooms of one column."""
+class SegmentPool:
+    """The segments of one column."""
 
     def __init__(self, *, is_shared: bool, is_patient: bool = False) -> None:
         self._is_shared, self._is_patient = is_shared, is_patient
-        self._rooms: list[Room] = []
+        self._segments: list[Segment] = []
         self._failed_waits = self._without_wait = 0
         self._since = time.monotonic()
 
     def lend(self, size: int) -> np.ndarray:
-        """So many bytes, used before if there are any."""
+        """``size`` bytes, from a free segment if there is one."""
         free = self._take_free(size)
         if free is not None:
             return free.lend()
-        room = self._fresh(size)
-        self._rooms = [*self._rooms[-MOST_KNOWN + 1 :], room]
-        return room.lend()
+        segment = self._fresh(size)
+        self._segments = [*self._segments[-MOST_KNOWN + 1 :], segment]
+        return segment.lend()
 
-    def _fresh(self, size: int) -> Room:
+    def _fresh(self, size: int) -> Segment:
         if not self._is_shared:
-            return Room(buffer(size))
+            return Segment(buffer(size))
         try:
-            room = Room(*shared_buffer(size))
+            segment = Segment(*shared_buffer(size))
         except Unavailable:  # too many open files: what is sent will be copied
-            return Room(buffer(size))
-        fcntl.flock(room.descriptor, fcntl.LOCK_SH)
-        _SHARED[room.address] = room
-        return room
+            return Segment(buffer(size))
+        fcntl.flock(segment.descriptor, fcntl.LOCK_SH)
+        _SHARED[segment.address] = segment
+        return segment
 
     def lend_early(self, size: int) -> np.ndarray | None:
-        """The same for who can still do without; None while there is nothing to use again.
+        """The same if it is not needed yet; None if there is no segment to reuse.
 
-        A room that another process looks at will soon be free, and then no second one is needed.
+        A segment that another process looks at will soon be free, and then no second one is needed.
         """
-        if self._is_shared and not all(room.is_free for room in self._rooms):
+        if self._is_shared and not all(segment.is_free for segment in self._segments):
             return None
         free = self._take_free(size)
         return None if free is None else free.lend()
 
     def lend_late(self, size: int) -> np.ndarray:
-        """The same for who cannot do without any longer: first wait a moment for a room to come back.
+        """The same if it is needed now: first wait a moment for a segment to come back.
 
-        Whoever keeps batches is waited for in vain, and then each time half as often.
+        If the caller keeps batches, the wait is in vain; after each such wait, it waits half as often.
         """
         self._without_wait += 1
-        if self._is_patient and self._rooms and self._without_wait >= 2**self._failed_waits:
+        if self._is_patient and self._segments and self._without_wait >= 2**self._failed_waits:
             self._without_wait = 0
             self._failed_waits = 0 if self._wait(time.monotonic() - self._since) else min(self._failed_waits + 1, 6)
         self._since = time.monotonic()
         return self.lend(size)
 
     def _wait(self, seconds: float) -> bool:
-        """Whether a room came back."""
+        """Whether a segment came back."""
         until = time.monotonic() + min(seconds, LONGEST_WAIT_S)
-        while not any(room.is_free for room in self._rooms):
+        while not any(segment.is_free for segment in self._segments):
             if time.monotonic() > until:
                 return False
             time.sleep(0.001)
         return True
 
-    def _take_free(self, size: int) -> Room | None:
-        free = [room for room in self._rooms if room.is_free]
-        fitting = next((room for room in free if len(room.memory) == size), None)
-        for room in free:
-            if room is not fitting:  # from a time when batches were kept, or made faster than they were used
-                self._rooms.remove(room)
-                room.empty()
+    def _take_free(self, size: int) -> Segment | None:
+        free = [segment for segment in self._segments if segment.is_free]
+        fitting = next((segment for segment in free if len(segment.memory) == size), None)
+        for segment in free:
+            if segment is not fitting:  # from a time when batches were kept, or made faster than they were used
+                self._segments.remove(segment)
+                segment.empty()
         return fitting
 
 
 # In the process that they are sent to.
 
-_MAPPED: "weakref.WeakKeyDictionary[process.BaseProcess, dict[int, Room]]" = weakref.WeakKeyDictionary()
+_MAPPED: "weakref.WeakKeyDictionary[process.BaseProcess, dict[int, Segment]]" = weakref.WeakKeyDictionary()
 """By the process that fills them, and their numbers there."""
 
 
 def receive(descriptor: int, size: int, owner: int, number: int) -> np.ndarray:
-    """A room that process ``owner`` has sent; until the last view of it is gone, it is not used again there."""
+    """A segment that process ``owner`` has sent; until the last view of it is gone, it is not used again there."""
     mapped = _mapped_of(owner)
-    for each, room in list(mapped.items()):
-        if not _is_locked(room.descriptor, then=fcntl.LOCK_UN):  # its owner has given it up
+    for each, segment in list(mapped.items()):
+        if not _is_locked(segment.descriptor, then=fcntl.LOCK_UN):  # its owner has given it up
             del mapped[each]
     if number not in mapped:
         if len(mapped) >= MOST_MAPPED:
             return map_shared(descriptor, size)
         again = _open_again(descriptor)
-        mapped[number] = Room(map_shared(again, size), again)
+        mapped[number] = Segment(map_shared(again, size), again)
     return mapped[number].lend(lock=map_shared(descriptor, 1))  # as long as this lives, so does the lock
 
 
-def _mapped_of(owner: int) -> dict[int, Room]:
+def _mapped_of(owner: int) -> dict[int, Segment]:
     """What is kept of a process for as long as it can send; nothing of one that is not a child of this one."""
     # Python's own list of children joins those that have ended, and torch would not learn how they did.
     children = list(getattr(process, "_children", ()))

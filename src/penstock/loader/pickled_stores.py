@@ -27,8 +27,8 @@ _REGISTERING = fork.Lock()
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the parts of a shipment lie in its memory: first the pickle, then the arrays."""
+class BufferLayout:
+    """Where the parts of a pickled_stores lie in its memory: first the pickle, then the arrays."""
 
     sizes: Sequence[int]
 
@@ -45,13 +45,13 @@ class Layout:
         return sum(map(aligned, self.sizes))
 
 
-class Shipment:
+class PickledStores:
     """Stores as they are sent. Making one copies no arrays; ``load`` does."""
 
     def __init__(self, stores: Sequence[StoreBase]) -> None:
         buffers: list[pickle.PickleBuffer] = []
         self._parts = [memoryview(_pickled(stores, buffers)), *(buffer.raw() for buffer in buffers)]
-        self.layout = Layout([part.nbytes for part in self._parts])
+        self.layout = BufferLayout([part.nbytes for part in self._parts])
 
     @property
     def bytes(self) -> int:
@@ -67,7 +67,7 @@ class Shipment:
         """Whether the pickle refers to a module by name."""
         return module.encode() in bytes(self._parts[0])
 
-    def load(self) -> int:
+    def copy_to_shared(self) -> int:
         """A descriptor of memory that holds it."""
         memory, descriptor = shared_memory(self.bytes)
         for begin, part in zip(self.layout.begins, self._parts, strict=True):
@@ -123,7 +123,7 @@ def is_imported_again(name: str) -> bool:
     return os.path.realpath(spec.origin) == os.path.realpath(here)  # or else another module of the same name
 
 
-def unload(descriptor: int, layout: Layout) -> list[Any]:
+def load_stores(descriptor: int, layout: BufferLayout) -> list[Any]:
     """The stores, in another process."""
     memory = map_shared(descriptor, layout.bytes, is_private=True)
     os.close(descriptor)
