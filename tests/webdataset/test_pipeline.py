@@ -78,7 +78,8 @@ def test_it_is_one_of_torchs_datasets(numbered):
         assert isinstance(each, torch.utils.data.IterableDataset)
         assert isinstance(each, wds.DataPipeline)
     assert isinstance(dataset, wds.WebDataset)
-    assert type(dataset).__name__ == "WebDataset"
+    assert type(dataset) is wds.WebDataset, "programs compare types"
+    assert type(wds.DataPipeline(dataset)) is wds.DataPipeline
     assert len(list(dataset + dataset)) == 6, "torch chains them"
 
 
@@ -114,8 +115,10 @@ def test_lengths(numbered):
     dataset = wds.WebDataset(numbered([3]))
     with pytest.raises(TypeError, match="with_length"):
         len(dataset)
+    assert not hasattr(dataset, "__len__"), "programs ask for it before they take the length"
     assert dataset, "no length is not emptiness"
     assert len(dataset.with_length(17)) == 17
+    assert hasattr(dataset, "__len__")
     assert len(dataset.decode()) == 17
     assert len(list(dataset)) == 3
     assert bool(dataset.with_length(0))

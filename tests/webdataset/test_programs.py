@@ -239,6 +239,9 @@ def captions(wds: Any, urls: str, workers: int) -> list[Any]:
         wds.map_tuple(pixels, **skip),
         wds.map(lambda sample: {"image": sample[0], "text": sample[1]["caption"]}, **skip),
     )
+    known = [len(each) for each in (ds, [1, 2]) if type(each) is not wds.DataPipeline]  # its runner counts the others
+    assert known == [2]
+    assert not hasattr(ds, "__len__")
     loader = torch.utils.data.DataLoader(ds, BATCH, num_workers=workers)
     return [(tuple(batch["image"].shape), len(batch["text"])) for batch in islice(loader, 7)]
 

@@ -41,7 +41,12 @@ def iterable_dataset(kind: type) -> type:
         return kind
     same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     bases = (kind, torch.utils.data.IterableDataset)
-    return types.new_class(kind.__name__, bases, exec_body=lambda body: body.update(same, __wrapped__=kind))
+    return types.new_class(kind.__name__, bases, exec_body=lambda body: body.update(same))
+
+
+def chain_datasets(datasets: list[Any]) -> Any:
+    """Torch's ``ChainDataset``."""
+    return torch.utils.data.ChainDataset(datasets)
 
 
 def torch_loader(*args: Any, **options: Any) -> Any:

@@ -8,6 +8,7 @@ place, as programs written for tar shards expect.
 
 import atexit
 import copy
+import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
@@ -40,24 +41,12 @@ from penstock.webdataset.verbs import (
 FOREVER = -1
 
 
-def _torch_class(kind: type) -> type:
-    """The class as a subclass of torch's ``IterableDataset``, which its loader requires; unchanged without torch."""
-    try:
-        from penstock.loader.pytorch import iterable_dataset
-    except ImportError:
-        return kind
-    return iterable_dataset(kind)
+class NoLength(TypeError, AttributeError):
+    """Asked for the length of a stream: neither ``len()`` nor ``hasattr`` finds one."""
 
 
 class DataPipeline(Fluent):
-    """Samples from a source, through stages; an ``IterableDataset`` of torch's, where torch is installed."""
-
-    _plain: "type[DataPipeline]"
-
-    def __new__(cls, *args: Any, **options: Any) -> "DataPipeline":
-        made: DataPipeline = object.__new__(_torch_class(cls))
-        made._plain = cls.__dict__.get("__wrapped__", cls)
-        return made
+    """Samples from a source, through stages; an ``IterableDataset`` of torch's, once torch is imported."""
 
     def __init__(self, *stages: Any, seed: int = 0) -> None:
         self.pipeline: list[Any] = []
@@ -83,13 +72,31 @@ class DataPipeline(Fluent):
             return passes
         return islice(passes, where.part_of(self.limit) if self.limit_is_shared else self.limit)
 
-    def __len__(self) -> int:
-        if self.length is None:
-            raise TypeError("a stream has no length; with_length() gives it one")
-        return self.length
+    @property
+    def __len__(self) -> Callable[[], int]:
+        length = self.length
+        if length is None:
+            raise NoLength("a stream has no length; with_length() gives it one")
+        return lambda: length
 
     def __bool__(self) -> bool:
         return True
+
+    @property  # type: ignore[misc]  # nothing sets it
+    def __class__(self) -> type:
+        """What ``isinstance`` goes by: a subclass of torch's ``IterableDataset``, which its loader insists on."""
+        kind: Any = type(self)
+        if sys.modules.get("torch") is not None:
+            from penstock.loader.pytorch import iterable_dataset
+
+            kind = iterable_dataset(kind)
+        return kind
+
+    def __add__(self, other: Any) -> Any:
+        """One after the other, by torch."""
+        from penstock.loader.pytorch import chain_datasets
+
+        return chain_datasets([self, other])
 
     def _passes(self, where: Place) -> Generator[Any, None, None]:
         done = 0
@@ -181,19 +188,19 @@ class DataPipeline(Fluent):
     # Copying, and being sent to worker processes.
 
     def __copy__(self) -> Self:
-        made: Self = self._plain.__new__(self._plain)  # type: ignore[assignment]
+        kind = type(self)
+        made = kind.__new__(kind)
         made.__dict__.update(self.__dict__, pipeline=list(self.pipeline), _counts=Counts())
         return made
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         state = {name: value for name, value in self.__dict__.items() if name != "_counts"}
-        state.pop("_plain")
         where = None
         if get_spawning_popen() is not None:  # on its way into a process that is started anew
             now = here()
             where = (now.rank, now.ranks, self._counts.sent)
             self._counts.sent += 1
-        return _rebuilt, (self._plain, state, where)
+        return _rebuilt, (type(self), state, where)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.pipeline)} stages: {', '.join(map(_name, self.pipeline))}>"
