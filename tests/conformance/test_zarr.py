@@ -347,17 +347,25 @@ def test_small_shard_indices_can_be_dropped_and_read_again(tmp_path: Path, read_
     check_store(lambda: ps.open(path).store, {"data": values})
 
 
+MAPPED_OR_READ = pytest.mark.parametrize("map_rows_below_bytes", [0, 2**20], ids=["read", "mapped"])
+"""How rows that are chunks of a shard are read: one by one, or gathered from a mapping."""
+
+
+@MAPPED_OR_READ
 def test_chunks_of_a_shard_are_checked_once_while_the_file_stays_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_policy: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_policy: Any, map_rows_below_bytes: int
 ) -> None:
     path, values = tmp_path / "a.zarr", made((12, 40), "<i2")
     write(path, values, {"chunks": (1, 40), "shards": (4, 40), "compressors": [Crc32cCodec()]})
-    read_policy(check_file_every_s=0)
+    read_policy(check_file_every_s=0, map_rows_below_bytes=map_rows_below_bytes)
     lengths: list[int] = []
-    check = Crc32c.check
-    monkeypatch.setattr(
-        Crc32c, "check", lambda self, payload, stored: [lengths.append(len(payload)), check(self, payload, stored)]
-    )
+    of_pieces = Crc32c.of_pieces
+
+    def counted(data: np.ndarray, offsets: np.ndarray, size: int) -> np.ndarray:
+        lengths.extend([size] * len(offsets))
+        return of_pieces(data, offsets, size)
+
+    monkeypatch.setattr(Crc32c, "of_pieces", staticmethod(counted))
     ds = ps.open(path)
     for _ in range(3):
         np.testing.assert_array_equal(ds[:]["data"], values)
@@ -369,5 +377,42 @@ def test_chunks_of_a_shard_are_checked_once_while_the_file_stays_the_same(
     os.utime(shard, ns=(0, 0))
     with pytest.raises(ps.errors.Changed):
         ds[4:8]
-    with pytest.raises(ps.errors.Corrupt, match="crc32c"):
+    with pytest.raises(ps.errors.Corrupt, match=r"data\[4\].*crc32c"):
         ps.open(path)[4:8]
+
+
+@MAPPED_OR_READ
+@pytest.mark.parametrize("checksum", [True, False])
+def test_plain_rows_of_shards(tmp_path: Path, read_policy: Any, map_rows_below_bytes: int, checksum: bool) -> None:
+    path, values = tmp_path / "a.zarr", made((300, 5, 8), ">i2")
+    options = {"chunks": (1, 5, 8), "shards": (64, 5, 8), "compressors": [Crc32cCodec()] if checksum else None}
+    zarr.create_array(path, data=values, fill_value=0, **options)
+    read_policy(map_rows_below_bytes=map_rows_below_bytes)
+    check_store(lambda: ps.open(path).store, {"data": values.astype("<i2")})
+    check_store(lambda: ps.open(path).cast("data", "float32").delivered, {"data": values.astype(np.float32)})
+
+
+@MAPPED_OR_READ
+def test_rows_of_shards_that_were_never_written(tmp_path: Path, read_policy: Any, map_rows_below_bytes: int) -> None:
+    path = tmp_path / "a.zarr"
+    array = zarr.create_array(
+        path, shape=(12, 40), dtype="i2", chunks=(1, 40), shards=(4, 40), compressors=None, fill_value=7
+    )
+    array[:3] = 1
+    read_policy(map_rows_below_bytes=map_rows_below_bytes)
+    with pytest.raises(ps.errors.Missing, match=r"data\[3\]|row 3"):
+        ps.open(path)[:4]
+    np.testing.assert_array_equal(ps.open(path, allow_fill=True)[:]["data"], array[:])
+
+
+def test_small_plain_rows_of_a_shard_are_read_without_a_call_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, values = tmp_path / "a.zarr", made((256, 1000), "<f4")
+    write(path, values, {"chunks": (1, 1000), "shards": (128, 1000), "compressors": [Crc32cCodec()]})
+    ds, calls = ps.open(path), []
+    ds[:2], ds[128:130]
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *args: [calls.append(args), read(*args)][1])
+    np.testing.assert_array_equal(ds[::-1]["data"], values[::-1])
+    assert not calls

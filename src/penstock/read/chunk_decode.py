@@ -13,7 +13,7 @@ from penstock.base.spec import Cast
 from penstock.errors import Corrupt, DecodeFailed, LimitExceeded, Missing, Truncated
 from penstock.files.files import Files
 from penstock.files.handles import NOT_SEEN, Handle
-from penstock.read.chunk_files import ChunksInFile, ShardTable, index_scratch_bytes, spread
+from penstock.read.chunk_files import ChunksInFile, index_scratch_bytes, spread
 from penstock.read.codecs import Checksum, ChunkDecoder, Unshuffle, decoder
 from penstock.read.convert import (
     block_bytes,
@@ -88,40 +88,14 @@ class Decoding:
         counters.mine().chunks_read += 1
         if self.many_files is None:
             assert handle is not None
-            self._read_at(handle, self._place(block, piece), goal, cast)
+            self.read_at(handle, self._place(block, piece), goal, cast)
             return
         found = self.many_files.locate_one(self.files, block, piece)
         with self.files.lend(found.file) as own:
             offset, length = self._present_one(own, found.offset, found.length)
             place = ChunkPlace(block, piece, offset, length, is_checked=found.is_checked)
-            self._read_at(own, place, goal, cast)
+            self.read_at(own, place, goal, cast)
             found.set_checked()
-
-    def read_rows(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray, cast: Cast | None) -> None:
-        """Rows that are one chunk each; a shard is looked up and opened once for all of its rows."""
-        with self.lent() as handle:
-            if isinstance(self.many_files, ShardTable):
-                self._read_shards(self.many_files, rows, at, target, cast)
-                return
-            for row, to in zip(rows.tolist(), at.tolist(), strict=True):
-                self.read(handle, row, 0, target[to : to + 1].reshape(-1), cast)
-
-    def _read_shards(
-        self, table: ShardTable, rows: np.ndarray, at: np.ndarray, target: np.ndarray, cast: Cast | None
-    ) -> None:
-        for lines, kept, numbers in table.locate_rows(self.files, rows):
-            if kept is None:
-                for row, to in zip(rows[lines].tolist(), at[lines].tolist(), strict=True):
-                    self.read(None, row, 0, target[to : to + 1].reshape(-1), cast)
-                continue
-            counters.mine().chunks_read += len(lines)
-            columns = (rows[lines], at[lines], *kept.table[numbers].T, kept.checked[numbers])
-            with self.files.lend(kept.file) as handle:
-                self._check_longest(handle, int(kept.table[numbers, 1].max()))
-                for row, to, offset, length, checked in zip(*(column.tolist() for column in columns), strict=True):
-                    place = ChunkPlace(row, 0, offset, length, is_checked=checked)
-                    self._read_at(handle, place, target[to : to + 1].reshape(-1), cast)
-            kept.set_checked(numbers)
 
     def _place(self, block: int, piece: int) -> ChunkPlace:
         one, table = slice(piece, piece + 1), self.array.table
@@ -136,7 +110,7 @@ class Decoding:
         if handle.size == NOT_SEEN:
             return np.full(len(found.lines), NEVER_WRITTEN), np.zeros(len(found.lines), np.int64)
         lengths = np.where(found.lengths < 0, handle.size - found.offsets, found.lengths)
-        self._check_longest(handle, int(lengths.max(initial=0)))
+        self.check_longest(handle, int(lengths.max(initial=0)))
         return found.offsets, lengths
 
     def _present_one(self, handle: Handle, offset: int, length: int) -> tuple[int, int]:
@@ -144,10 +118,10 @@ class Decoding:
         if handle.size == NOT_SEEN:
             return NEVER_WRITTEN, 0
         length = handle.size - offset if length < 0 else length
-        self._check_longest(handle, length)
+        self.check_longest(handle, length)
         return offset, length
 
-    def _check_longest(self, handle: Handle, length: int) -> None:
+    def check_longest(self, handle: Handle, length: int) -> None:
         longest = self.array.table.longest
         if length > longest:
             raise LimitExceeded(
@@ -156,7 +130,7 @@ class Decoding:
                 f"another: restore it"
             )
 
-    def _read_at(self, handle: Handle, place: ChunkPlace, goal: np.ndarray, cast: Cast | None) -> None:
+    def read_at(self, handle: Handle, place: ChunkPlace, goal: np.ndarray, cast: Cast | None) -> None:
         if place.offset == NEVER_WRITTEN:
             self.fill(place.block, place.piece, goal, cast)
             return

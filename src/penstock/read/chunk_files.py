@@ -29,6 +29,9 @@ TO_THE_END = -1
 # Places of an index that are checked at once.
 CHECKED_AT_ONCE = 2048
 
+KEPT_CHUNK_BYTES = 17
+"""What is kept of a chunk of a shard: its offset, its length, and whether it was compared with its checksum."""
+
 _NOWHERE = 2**64 - 1  # offset and length of an absent chunk in a shard's index
 
 
@@ -193,8 +196,8 @@ class ShardIndex:
 
     @property
     def kept_bytes(self) -> int:
-        """In memory, with a flag per chunk."""
-        return 17 * prod(self.chunks)
+        """In memory."""
+        return KEPT_CHUNK_BYTES * prod(self.chunks)
 
     @property
     def stored_bytes(self) -> int:
@@ -264,7 +267,7 @@ class ShardTable(FileTable):
         axis, (steps, counts) = self.grid.row_axis, (self.index.chunks, self._files_grid)
         shards, inside = np.divmod(rows, steps[axis])
         numbers = inside * prod(steps[axis + 1 :])
-        for number in np.unique(shards).tolist():
+        for number in sorted(set(shards.tolist())):
             lines = np.flatnonzero(shards == number)
             at = tuple(number if each == axis else 0 for each in range(len(counts)))
             yield lines, self._index(files, at), numbers[lines]

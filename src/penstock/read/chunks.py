@@ -19,7 +19,8 @@ from penstock.read.coalesce import consecutive
 from penstock.read.convert import convert_piece
 from penstock.read.extents import Chunks
 from penstock.read.part import Box, Mask, RowPart
-from penstock.read.pieces import WHOLE, Share, box_pieces, mask_pieces, share_of
+from penstock.read.pieces import Share, box_pieces, mask_pieces, share_of
+from penstock.read.row_chunks import RowChunks
 
 
 def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: RowPart | None) -> BlockReader:
@@ -31,20 +32,6 @@ def chunk_reader(array: Chunks, files: Files, cast: Cast | None, part: RowPart |
     if isinstance(part, Mask):
         return MaskChunks(array, files, cast, part)
     return BoxChunks(array, files, cast, part)
-
-
-class RowChunks(BlockReader):
-    """One chunk is one row, decoded straight into place."""
-
-    def scratch_bytes(self, rows: int) -> int:
-        return self.decoding.scratch_bytes(self.cast)
-
-    def filled(self, share: Share) -> np.ndarray:
-        return np.full(self.spec.shape, share[0] == 0)
-
-    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share = WHOLE) -> None:
-        if share[0] == 0:
-            self.decoding.read_rows(rows, at, target, self.cast)
 
 
 class BoxChunks(BlockReader):

@@ -237,17 +237,23 @@ class Crc32c(Checksum):
     name = "crc32c"
 
     def check(self, payload: np.ndarray, stored: np.ndarray) -> None:
-        try:
-            import google_crc32c
-        except ImportError:
-            raise ConfigError('checking crc32c needs google-crc32c: pip install "penstock[zarr]"') from None
-        readonly = payload[:]
-        readonly.flags.writeable = False  # it takes no other
-        found, expected = google_crc32c.value(readonly), int.from_bytes(stored.tobytes(), "little")
+        found = int(self.of_pieces(payload, np.zeros(1, np.int64), len(payload))[0])
+        expected = int.from_bytes(stored.tobytes(), "little")
         if found != expected:
             raise Corrupt(
                 f"crc32c: the checksum of {len(payload):,} bytes is {found:08x}, but {expected:08x} was stored"
             )
+
+    @staticmethod
+    def of_pieces(data: np.ndarray, offsets: np.ndarray, size: int) -> np.ndarray:
+        """The checksums of pieces of ``size`` bytes."""
+        try:
+            from google_crc32c import value
+        except ImportError:
+            raise ConfigError('checking crc32c needs google-crc32c: pip install "penstock[zarr]"') from None
+        readonly = data[:]
+        readonly.flags.writeable = False  # it takes no other
+        return np.array([value(readonly[offset : offset + size]) for offset in offsets.tolist()], np.uint32)
 
 
 class Fletcher32(Checksum):

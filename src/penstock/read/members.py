@@ -27,7 +27,7 @@ from penstock.read.convert import convert, convert_axes, convert_scratch_bytes
 from penstock.read.extents import LooseFiles, Members
 from penstock.read.kinds import Kind, MemoryFile, Npy, Number, Raw, Readable, Value, check_length
 from penstock.read.part import Box, RowPart
-from penstock.read.rows import GatherReader
+from penstock.read.rows import GatherReader, gather_places, rows_at_bytes, rows_per_piece
 
 # With fewer rows, numpy's calls take longer than a system call per row.
 WORTH_GATHERING = 4
@@ -35,9 +35,6 @@ WORTH_GATHERING = 4
 # Numbers as text that are read at once, and how many digits always fit 64 bits.
 NUMBERS_AT_ONCE = 1024
 MOST_DIGITS = 18
-
-# Gathered at a time through memory that numpy allocates, which stays in the core's cache.
-PIECE_BYTES = 256 * KiB
 
 # Arrays are read straight into the batch. Members to decode pass through scratch, up to this many bytes per sample.
 MOST_BYTES = 256 * KiB
@@ -156,7 +153,7 @@ class MemberGatherReader(GatherReader):
     def __init__(self, array: Members, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         super().__init__(array, files, cast, part)
         self.members, self.head, self.length = array, array.kind.head, len(array.kind.head) + array.kind.bytes
-        self._piece = max(1, PIECE_BYTES // max(1, self.length))
+        self._piece = rows_per_piece(array.row_bytes)
         self.one_by_one = MemberReader(array, files, cast, part)
 
     def scratch_bytes(self, rows: int) -> int:
@@ -186,13 +183,10 @@ class MemberGatherReader(GatherReader):
             return True
         head = np.frombuffer(self.head, np.uint8)
         pieces = (rows[begin : begin + self._piece] for begin in range(0, len(rows), self._piece))
-        return all((_rows_of(handle, len(head))[members.offsets[piece]] == head).all() for piece in pieces)
+        return all((rows_at_bytes(handle, len(head))[members.offsets[piece]] == head).all() for piece in pieces)
 
     def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
-        source, skipped = _rows_of(handle, self.array.row_bytes), len(self.head)
-        for begin in range(0, len(rows), self._piece):
-            piece = slice(begin, begin + self._piece)
-            goal[piece] = source[self.members.offsets[rows[piece]] + skipped]
+        gather_places(handle, self.members.offsets[rows] + len(self.head), goal)
 
     def _places(self, rows: np.ndarray) -> np.ndarray:
         places: np.ndarray = self.members.offsets[rows]
@@ -239,19 +233,13 @@ class NumberGatherReader(GatherReader):
             return None
         if offsets.max() + size > len(handle.bytes):
             return None
-        text = _rows_of(handle, size)[offsets]
+        text = rows_at_bytes(handle, size)[offsets]
         is_digit = text - ord("0") < 10  # unsigned: what is smaller becomes large
         beyond = np.arange(size) >= lengths[:, None]
         if not (is_digit | beyond).all():
             return None
         text[beyond] = 0  # which ends a text
         return text.view(f"S{size}")[:, 0].astype(np.int64)
-
-
-def _rows_of(handle: Handle, size: int) -> np.ndarray:
-    """The file as rows of ``size`` bytes that begin one byte after another."""
-    whole = handle.bytes
-    return np.ndarray((len(whole) - size + 1, size), np.uint8, whole, strides=(1, 1))
 
 
 class _Field:
