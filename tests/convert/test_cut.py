@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.conversion.cut import TooLittle, Wanted, boxes, cut_field, largest_divisor
 
 
@@ -62,3 +63,24 @@ def test_rows_are_not_cut_to_shreds():
 @pytest.mark.parametrize(("number", "most", "expected"), [(12, 5, 4), (7, 6, 1), (10, 100, 10), (10, 0, 1)])
 def test_largest_divisor(number, most, expected):
     assert largest_divisor(number, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "rows_per_chunk"),
+    [
+        (1000, {}, 1),
+        (100, {}, 2621),  # rows of 400 bytes: their places and checksums would be a twentieth of the output
+        (1000, {"compression": "zstd"}, 262),
+        (1000, {"rows_per_chunk": 10, "compression": "none"}, 10),
+    ],
+)
+def test_rows_that_are_not_compressed_are_chunks_of_their_own(tmp_path, values, options, rows_per_chunk):
+    rows = np.random.default_rng(0).normal(size=(4000, values)).astype(np.float32)
+    plan = ps.convert(ps.from_arrays(x=rows), tmp_path / "out.zarr", dry_run=True, **options).plan
+    assert plan.cuts["x"].chunk_rows == rows_per_chunk
+
+
+def test_rows_whose_places_would_not_stay_in_memory_share_chunks(tmp_path, read_policy):
+    rows = np.random.default_rng(0).normal(size=(400, 1000)).astype(np.float32)
+    read_policy(kept_shard_index_bytes=17 * 399)
+    assert ps.convert(ps.from_arrays(x=rows), tmp_path / "out.zarr", dry_run=True).plan.cuts["x"].chunk_rows == 262

@@ -21,6 +21,8 @@ fast. Data with long repetitions become smaller by zstd."""
 
 # Measured: the tables of a compressor.
 CODEC_BYTES = 8 * MiB
+GROUP_BYTES = 1 * MiB
+"""Chunks are written together up to about this: rows of 4 KiB that are chunks would take a call each."""
 
 Encode = Callable[[memoryview], Any]
 Decode = Callable[[Any], Any]
@@ -50,7 +52,9 @@ def shuffled_bytes(width: int) -> int:
 
 def checksum(data: Any) -> bytes:
     """Zarr's crc32c."""
-    found: int = _needed("google_crc32c").value(bytes(data))
+    readonly = np.frombuffer(data, np.uint8)
+    readonly.flags.writeable = False  # it takes no other
+    found: int = _needed("google_crc32c").value(readonly)
     return found.to_bytes(4, "little")
 
 
@@ -66,8 +70,8 @@ def _needed(library: str) -> Any:
 
 
 def overhead_bytes(chunk_bytes: int) -> int:
-    """What encoding chunks one after another takes: one filled up, encoded, read again and decoded."""
-    return 5 * (chunk_bytes + chunk_bytes // 8) + CODEC_BYTES
+    """What encoding chunks one after another takes: one filled up, encoded, decoded, and a group of them twice."""
+    return 5 * (chunk_bytes + chunk_bytes // 8) + 2 * GROUP_BYTES + CODEC_BYTES
 
 
 class Shard:
@@ -75,20 +79,42 @@ class Shard:
 
     def __init__(self, output: Output, cut: Cut) -> None:
         self.output, self.shape, self.chunk = output, cut.shard_shape, cut.chunk_shape
-        self._values = cut.values
+        self._values, self.compresses = cut.values, cut.compression != "none"
         self._encode, self._decode = coder(cut.compression, 1 if cut.values else cut.dtype.itemsize)
         self.counts = tuple(n // step for n, step in zip(self.shape, self.chunk, strict=True))
         self.index = np.full((prod(self.counts), 2), 2**64 - 1, "<u8")
 
-    def add(self, at: int, values: np.ndarray, *, verify: bool) -> None:
-        """The chunk number ``at``."""
-        plain = self._plain(values)
-        encoded = self._encode(plain)
-        begin = self.output.write(encoded)
-        self.output.write(checksum(encoded))
-        self.index[at] = begin, self.output.size - begin
-        if verify:
-            self._compare(plain, len(encoded), begin)
+    def add(self, first: int, values: np.ndarray, *, verify: bool) -> None:
+        """The chunks of some rows, of which the first has the number ``first``."""
+        group = bytearray()
+        for number, begin in enumerate(range(0, len(values), self.chunk[0]), first):
+            plain = self._plain(values[begin : begin + self.chunk[0]])
+            encoded = self._encode(plain)
+            if verify and self.compresses and self._decode(encoded) != plain:
+                raise ConvertFailed(
+                    f"chunk {number} of {self.output.file.name} does not decode to what it was made of: the memory is "
+                    f"damaged. Nothing of this file is used"
+                )
+            self.index[number] = self.output.size + len(group), len(encoded) + 4
+            group += encoded
+            group += checksum(encoded)
+            if len(group) >= GROUP_BYTES:
+                self._write(group, verify=verify)
+                group.clear()
+        self._write(group, verify=verify)
+
+    def _write(self, group: bytearray, *, verify: bool) -> None:
+        """Append some chunks, read them again, and compare."""
+        begin = self.output.write(group)
+        if not verify:
+            return
+        again = np.empty(len(group), np.uint8)
+        read_at(self.output.file.fileno(), again.data, begin)
+        if again.data != memoryview(group):
+            raise ConvertFailed(
+                f"bytes {begin:,} to {self.output.size:,} came back otherwise than they were written: the disk or the "
+                f"memory is damaged. Nothing of this file is used"
+            )
 
     def _plain(self, values: np.ndarray) -> memoryview:
         """The bytes of a chunk; at the edges of the array it is filled up with zeros, or empty values."""
@@ -99,17 +125,6 @@ class Shard:
             whole[tuple(slice(0, n) for n in values.shape)] = values
             values = whole
         return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-
-    def _compare(self, plain: memoryview, length: int, begin: int) -> None:
-        """Read it again, decode it, and compare it with what it was made of."""
-        again = np.empty(length + 4, np.uint8)
-        read_at(self.output.file.fileno(), again.data, begin)
-        payload, stored = again[:-4], again[-4:].tobytes()
-        if checksum(payload.data) != stored or self._decode(payload.tobytes()) != plain:
-            raise ConvertFailed(
-                f"bytes {begin:,} to {self.output.size:,} came back otherwise than they were written: the disk or the "
-                f"memory is damaged. Nothing of this file is used"
-            )
 
     def finish(self) -> None:
         """Append the index."""

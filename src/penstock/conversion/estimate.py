@@ -25,8 +25,8 @@ from penstock.loader.forecast import format_seconds
 TRIAL_BYTES = (2 * MiB, 16 * MiB)
 """What is converted: a little for what every conversion takes, and more for what each byte takes."""
 LEAST_CHUNK_BYTES = 64 * KiB
-"""Smaller rows get no chunk of their own: they are advised to lie one after another, without compression. Measured:
-rows of 32 KiB in chunks of their own are read at a third of the rate."""
+"""Smaller rows are advised to lie one after another, without compression: decoding them one by one takes several times
+as long."""
 PROCESS_S = 1.0
 """Measured: until processes that were started for tasks have imported what they need."""
 

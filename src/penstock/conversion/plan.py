@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.base import policy
 from penstock.base.machine import cores
 from penstock.base.scratch import aligned
-from penstock.base.sizes import MiB, format_size
+from penstock.base.sizes import KiB, MiB, format_size
 from penstock.base.spec import Fields, row_bytes
 from penstock.base.urls import is_remote
 from penstock.conversion import encode, hdf5, rows
@@ -26,6 +27,7 @@ from penstock.conversion.values import kind_of_values
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.store import Store, digest
 from penstock.errors import BudgetExceeded, ConfigError
+from penstock.read.chunk_files import KEPT_CHUNK_BYTES
 
 SUFFIXES = {
     ".zarr": "zarr", ".npy": "npy", ".h5": "hdf5", ".hdf5": "hdf5", ".tar": "tar", ".parquet": "parquet",
@@ -54,6 +56,9 @@ WORKER_BYTES = 72 * MiB
 """Estimated: what a process that was started for tasks holds before it has one, and its share of the tracker's."""
 LEAST_SHARE = 32 * MiB
 """Processes are started where each task can have this much."""
+
+ROW_CHUNK_BYTES = 2 * KiB
+"""From here on, a row that is not compressed is a chunk of its own, whose place and checksum take 20 bytes."""
 
 ALL_FIELDS = ""
 """The name of the cut of formats whose files hold whole samples."""
@@ -187,21 +192,35 @@ def make_plan(ds: Dataset, goal: str, options: Options, limit_bytes: int, worker
     base = BASE_BYTES + index_bytes(ds) + (ARROW_BYTES if options.format == "parquet" else 0)
     room = limit_bytes - base
     half = room // 2 - WORKER_BYTES - (base - BASE_BYTES)
-    cuts: dict[str, Cut] | None = None
+    share = half if half >= LEAST_SHARE else room
     try:
-        cuts = _cuts(ds, goal, options, half if half >= LEAST_SHARE else room)
+        cuts = _cuts(ds, goal, options, share)
     except TooLittle:
-        cuts = _cuts_or_refuse(ds, goal, options, limit_bytes, base)
+        share, cuts = room, _cuts_or_refuse(ds, goal, options, limit_bytes, base)
+    shares = _compressed_shares(ds, cuts) if options.compression == "auto" else {}
+    cuts = {name: replace(cut, compression=_chosen(options, shares.get(name))) for name, cut in cuts.items()}
+    if options.format == "zarr":
+        cuts = {name: _by_row(ds, name, cut, options, share) for name, cut in cuts.items()}
     need = max(cut.need_bytes for cut in cuts.values())
     tasks = sum(int(np.prod(cut.grid)) for cut in cuts.values())
     fit = room // (need + WORKER_BYTES + base - BASE_BYTES)
-    shares = _compressed_shares(ds, cuts) if options.compression == "auto" else {}
-    cuts = {name: replace(cut, compression=_chosen(options, shares.get(name))) for name, cut in cuts.items()}
     most = 1 if is_in_memory(ds.delivered) else workers or cores()  # other processes would need copies
     return ConversionPlan(
         goal=goal, options=options, cuts=cuts, fingerprint=ds.fingerprint, limit_bytes=limit_bytes, base_bytes=base,
         workers=max(1, min(fit, tasks, most)), shares=shares,
     )  # fmt: skip
+
+
+def _by_row(ds: Dataset, name: str, cut: Cut, options: Options, room: int) -> Cut:
+    """In chunks of one row, where that pays: a shuffled epoch then reads rows as it does from an npy file.
+
+    It does as long as a reader can keep the places of all rows in memory.
+    """
+    row_bytes, kept_rows = ds.fields[name].row_bytes, policy.DEFAULT.kept_shard_index_bytes // KEPT_CHUNK_BYTES
+    pays = cut.compression == "none" and row_bytes >= ROW_CHUNK_BYTES and cut.rows <= kept_rows
+    if cut.values or cut.chunk_rows == 1 or options.rows_per_chunk is not None or not pays:
+        return cut
+    return replace(cut_array(ds, name, replace(options, rows_per_chunk=1), room), compression=cut.compression)
 
 
 def _compressed_shares(ds: Dataset, cuts: Mapping[str, Cut]) -> dict[str, float]:

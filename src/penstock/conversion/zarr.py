@@ -27,10 +27,8 @@ def write_shard(output: Output, cut: Cut, store: Store, rows: range, *, verify: 
     (field,) = store.fields
     with Reader(store, min(cut.read_rows, len(rows))) as reader:
         for read in cut.reads(rows):
-            values = reader.read(read)[field]
             first = (read.start - rows.start) // cut.chunk_rows
-            for number, begin in enumerate(range(0, len(read), cut.chunk_rows)):
-                shard.add(first + number, values[begin : begin + cut.chunk_rows], verify=verify)
+            shard.add(first, reader.read(read)[field], verify=verify)
     shard.finish()
 
 
