@@ -129,14 +129,16 @@ class Attempt:
         return iter(dict.fromkeys(names))
 
     def _remove_rest(self) -> None:
+        """What an interruption left of a conversion that is whole; whoever has the lock is about to do the same."""
         if os.path.isdir(self.work.folder):
-            self.work.remove()
+            with suppress(ConvertFailed), self.work.locked():
+                self.work.remove()
 
-    def begin(self) -> None:
-        """Take up what was begun, or begin."""
+    def begin(self, *, alone: bool = True) -> None:
+        """Take up what was begun, or begin. The caller has the lock; ``alone``: and shares it with nobody."""
         if self.restart:
             with writing(self.work.folder):
-                self._remove_rest()
+                self.work.forget()
         before = self.work.key()
         if before is not None and before != self._key:
             raise ConvertFailed(
@@ -144,6 +146,9 @@ class Attempt:
                 f"data, of a file that changed since, or with other arguments (memory and compression count); or its "
                 f"plan.json is damaged. Repeat that one, or pass restart=True (--restart) to forget it"
             )
+        if alone:
+            with writing(self.work.folder):
+                self.work.clear_partial()
         self.work.begin({"key": self._key, "plan": self.plan.as_json()})
         if not self._names_are_given:
             prepare_outputs(self.job)

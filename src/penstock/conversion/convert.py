@@ -18,6 +18,7 @@ from penstock.conversion.estimate import Estimate, advised_name, advised_rows, e
 from penstock.conversion.plan import ALL_FIELDS, COMPRESSIONS, Options, format_of_goal, make_plan
 from penstock.conversion.rows import tar_names
 from penstock.conversion.tasks import Job
+from penstock.conversion.work import Work
 from penstock.dataset.composition import check_dataset
 from penstock.dataset.dataset import Dataset
 from penstock.errors import ConfigError
@@ -97,6 +98,11 @@ def convert(
         ds = _write_by_row(ds, by_row, how)
     if seed is not None and source.block_rows(ds.delivered) == 1:
         ds = ds.select(np.random.default_rng(seed).permutation(len(ds)))
+    if restart and part is not None:
+        raise ConfigError(
+            f"restart with part={part}: each part would remove what others did. To begin again, remove the hidden "
+            f"folder {Work(goal).folder} first"
+        )
     options = _options(kind, compression, rows_per_chunk, shard_bytes, verify)
     limit = parse_size(memory, argument="memory")
     workers = None if workers is None else checks.whole("workers", workers, least=1)
@@ -112,16 +118,17 @@ def convert(
     run.expected = expected
     if dry_run:
         return run.result(finished=False)
-    if run.is_there():
-        remove_output(by_row)
-        return run.result(finished=True)
-    run.begin()
-    if not checks.flag("only_finish", only_finish):
-        run.tasks(chosen_part, mode, plan.workers, progress or _quietly)
-    if part is None:
-        run.finish(mode, plan.workers)
-        remove_output(by_row)
-    return run.result(finished=part is None)
+    if not run.is_there():
+        with run.work.locked(shared=part is not None):
+            if not run.is_there():  # another call may have finished it this moment
+                run.begin(alone=part is None)
+                if not checks.flag("only_finish", only_finish):
+                    run.tasks(chosen_part, mode, plan.workers, progress or _quietly)
+                if part is not None:
+                    return run.result(finished=False)
+                run.finish(mode, plan.workers)
+    remove_output(by_row)
+    return run.result(finished=True)
 
 
 def _merged(found: Attributes, given: Mapping[str, Mapping[str, Any]]) -> Attributes:

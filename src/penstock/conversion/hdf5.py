@@ -44,7 +44,7 @@ def make_plain(work: Work, name: str, cuts: Mapping[str, Cut], attributes: Mappi
     if os.path.exists(work.data(name)):
         return
     h5py = _library()
-    partial = work.path("partial", f"{name}.{os.getpid()}")
+    partial = work.partial(name)
     with writing(work.goal):
         with h5py.File(partial, "w", libver="earliest") as file:
             for field, cut in cuts.items():
@@ -68,7 +68,7 @@ def offset_of(path: str, field: str) -> int:
 def assemble(work: Work, name: str, cuts: Mapping[str, Cut], attributes: Mapping[str, Any]) -> None:
     """One file of the chunks that tasks have compressed."""
     h5py = _library()
-    partial = work.path("partial", f"{name}.{os.getpid()}")
+    partial = work.partial(name)
     with writing(work.goal):
         with h5py.File(partial, "w", libver="earliest") as file:
             for field, cut in cuts.items():

@@ -39,7 +39,7 @@ def make_npy(work: Work, name: str, cut: Cut) -> None:
     """An npy file with its header, and room for all values."""
     if os.path.exists(work.data(name)):
         return
-    partial = work.path("partial", f"{name}.{os.getpid()}")
+    partial = work.partial(name)
     with writing(work.goal):
         with open(partial, "wb") as file:
             file.write(npy_header(cut))

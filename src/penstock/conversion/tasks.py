@@ -104,7 +104,7 @@ def _write_samples(job: Job, task: Task) -> _Wrote:
     cut, options, work = job.plan.cuts[task.field], job.plan.options, job.work
     rows_, _ = cut.shard(task.place)
     name = file_name(job.name, task.place[0])
-    partial = work.path("partial", f"{task.number}.{os.getpid()}.{options.format}")
+    partial = work.partial(str(task.number), f".{options.format}")
     store = job.ds.delivered
     write = WRITERS[options.format]
     with writing(work.goal):

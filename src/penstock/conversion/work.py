@@ -2,15 +2,18 @@
 
 It lies beside the output, so that renaming moves files without copying them:
 
+    .out.zarr.penstock/lock           locked while a call of ``convert`` works in the folder
     .out.zarr.penstock/plan.json      which conversion it is
     .out.zarr.penstock/done/17.json   task 17 is done, and what it wrote
     .out.zarr.penstock/partial/       files that are being written; worthless after an interruption
     .out.zarr.penstock/data/          files that are whole
 
 Each task writes its own files and its own note, so that any number of processes on any number of machines can work
-in the same folder, and whatever is killed leaves nothing that looks finished.
+in the same folder, and whatever is killed leaves nothing that looks finished. Calls that do a part share the lock; a
+call that finishes the output, and removes the folder, has it alone.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -21,9 +24,11 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from penstock.errors import ConvertFailed
+from penstock.files import locks
 from penstock.files.manifest import Digests
 
 CHECKSUM = "crc32 of the rest"
+LOCK_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,35 @@ class Work:
         plan = self.read_json("plan.json")
         return None if plan is None else str(plan.get("key", "damaged"))
 
+    @contextmanager
+    def locked(self, *, shared: bool = False) -> Iterator[None]:
+        """Refuse to go on while another call works here; ``shared``: unless that one shares the folder, too."""
+        with self._lock_file() as file:
+            if locks.is_taken(file.fileno(), shared=shared) or not os.fstat(file.fileno()).st_nlink:
+                raise ConvertFailed(
+                    f"{self.goal}: another process is converting to it. Wait until it has ended, and convert again, "
+                    f"which goes on with what it did"
+                )
+            try:
+                yield
+            finally:
+                if self.key() is None and not locks.is_taken(file.fileno()):  # nothing was begun
+                    with suppress(OSError):
+                        os.unlink(self.path("lock"))
+                        os.rmdir(self.folder)
+
+    def _lock_file(self) -> BinaryIO:
+        with writing(self.folder):
+            for _ in range(LOCK_TRIES):
+                os.makedirs(self.folder, exist_ok=True)
+                with suppress(FileNotFoundError):  # the folder was removed this moment
+                    return open(self.path("lock"), "ab")
+            raise FileNotFoundError(errno.ENOENT, "is removed again and again")
+
+    def partial(self, name: str, ending: str = "") -> str:
+        """A place for a file that is being written: nobody else has this name, on this machine or another."""
+        return self.path("partial", f"{name.replace('/', '-')}.{os.urandom(8).hex()}{ending}")
+
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Create the folder if it does not exist."""
         with writing(self.folder):
@@ -68,7 +102,7 @@ class Work:
         """A small file, whole or not there, with a checksum of itself."""
         path, plain = self.path(name), json.loads(json.dumps(document))
         plain[CHECKSUM] = _checksum(plain)
-        partial = self.path("partial", f"{os.path.basename(name)}.{os.getpid()}")
+        partial = self.partial(os.path.basename(name))
         with _removed_on_failure(partial):
             with open(partial, "w", encoding="utf-8") as file:
                 json.dump(plain, file, indent=1, sort_keys=True)
@@ -91,15 +125,20 @@ class Work:
     @contextmanager
     def whole(self, name: str) -> Iterator["Output"]:
         """A file of the data folder to write from beginning to end; it is there when it is whole."""
-        path = self.data(name)
-        partial = self.path("partial", f"{name.replace('/', '-')}.{os.getpid()}")
-        with writing(path):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with _removed_on_failure(partial):
-                with open(partial, "w+b", buffering=0) as file:
-                    yield Output(file)
-                    os.fsync(file.fileno())
-                os.replace(partial, path)
+        path, partial = self.data(name), self.partial(name)
+        with writing(path), _removed_on_failure(partial):
+            with open(partial, "w+b", buffering=0) as file:
+                yield Output(file)
+                os.fsync(file.fileno())
+            self._make_folders(name)
+            os.replace(partial, path)
+
+    def _make_folders(self, name: str) -> None:
+        """The folders of a file, but not those above: a task that ends after the conversion leaves nothing behind."""
+        parts = name.split("/")
+        for depth in range(1, len(parts)):
+            with suppress(FileExistsError):
+                os.mkdir(self.path("data", *parts[:depth]))
 
     def note(self, number: int, files: list[Written], about: Mapping[str, Any]) -> None:
         """Write down that a task is done."""
@@ -118,14 +157,26 @@ class Work:
         return found if all(_is_there(self, each) for each in found) else None
 
     def remove(self) -> None:
-        """Take the folder away; the plan goes last, so that an interrupted removal is taken up again."""
+        """Take the folder away. The caller has the lock."""
+        self.forget()
+        with suppress(OSError):  # another call, which finds the output whole, looks at it this moment
+            os.unlink(self.path("lock"))
+            os.rmdir(self.folder)
+
+    def forget(self) -> None:
+        """Remove all that was done; the plan goes last, so that an interrupted removal is taken up again."""
         for name in ("partial", "data", "done", "replaced"):
             with suppress(FileNotFoundError):
                 shutil.rmtree(self.path(name))
         for name in ("files.json", "provenance.json", "plan.json"):
             with suppress(FileNotFoundError):
                 os.unlink(self.path(name))
-        os.rmdir(self.folder)
+
+    def clear_partial(self) -> None:
+        """Remove what was being written when it was interrupted. The caller has the lock."""
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self.path("partial")):
+                os.unlink(self.path("partial", name))
 
 
 def _checksum(document: Mapping[str, Any]) -> int:

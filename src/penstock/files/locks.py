@@ -37,12 +37,15 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def is_taken(descriptor: int) -> bool:
-    """Lock an open file; True if another process has it. Where the file system has no locks, nobody has."""
+def is_taken(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file, alone or together with others that share it; True if another process has it.
+
+    Where the file system has no locks, nobody has.
+    """
     if fcntl is None:
-        return not try_lock(descriptor)
+        return not try_lock(descriptor, shared=shared)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
