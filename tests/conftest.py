@@ -28,7 +28,7 @@ SOAK_SEEDS = 10
 def pytest_addoption(parser):
     first = int(os.environ.get("PENSTOCK_SEED", "0"))
     parser.addoption("--seed", type=int, default=first, help="the seed of tests that make their own faults")
-    parser.addoption("--processes", type=int, default=0, help="read in so many processes wherever a test does not say")
+    parser.addoption("--processes", type=int, default=0, help="processes that read, wherever a test does not say")
     parser.addoption("--seeds", type=int, default=SOAK_SEEDS, help="for how many seeds tests of the soak run")
 
 

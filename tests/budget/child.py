@@ -14,7 +14,7 @@ import torch
 
 import penstock as ps
 from penstock.errors import BudgetExceeded
-from penstock.loader.loader import feed_of
+from penstock.loader.loader import runtime_of
 from penstock.testing.measure import MemoryWatch
 
 
@@ -57,8 +57,8 @@ def main(job: dict) -> None:
             joined(job), batch_size=job["batch_size"], memory=limit, threads=job["threads"], shuffle=True,
             columns=("voxels", "images", "coco"), processes=job.get("processes", "auto"),
         )  # fmt: skip
-        feed = feed_of(loader)
-        feed.start_processes(60)
+        runtime = runtime_of(loader)
+        runtime.start_processes(60)
         total = 0.0
         for _ in range(2):
             for voxels, images, coco in loader:

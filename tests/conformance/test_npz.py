@@ -84,7 +84,7 @@ def test_raw(tmp_path: Path, dtype: str, shape: tuple[int, ...], offset: int) ->
 
 def test_raw_that_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(100))
-    with pytest.raises(ps.errors.Truncated, match="no whole number of rows of 24 bytes"):
+    with pytest.raises(ps.errors.Truncated, match="not a whole number of rows of 24 bytes"):
         ps.open_raw(tmp_path / "a.bin", "f4", (2, 3))
     for dtype, shape in (("O", ()), ("f4", (0,)), ("no", ()), ("f4", "x")):
         with pytest.raises(ps.errors.ConfigError, match="expected"):

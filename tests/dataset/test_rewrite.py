@@ -8,8 +8,8 @@ import penstock as ps
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.rewrite import defer_normalizing, select_part
 from penstock.dataset.second_pass import Cropped
-from penstock.loader import feed
-from penstock.loader.loader import feed_of
+from penstock.loader import runtime
+from penstock.loader.loader import runtime_of
 from penstock.loader.outputs import DeviceOutput
 from penstock.loader.plan_text import ALONE
 from penstock.read.part import row_part
@@ -46,7 +46,7 @@ def on_device(monkeypatch, request):
         if request.param == "cuda":
             return ps.Loader(ds, device="cuda", **options)
         with monkeypatch.context() as patch:
-            patch.setattr(feed, "make_output", lambda *_: DeviceOutput(torch.device("cpu")))
+            patch.setattr(runtime, "make_output", lambda *_: DeviceOutput(torch.device("cpu")))
             return ps.Loader(ds, **options)
 
     return load
@@ -60,7 +60,7 @@ def shifted(ds):
 
 
 def request_of(loader):
-    return feed_of(loader).sources[ALONE].request
+    return runtime_of(loader).sources[ALONE].request
 
 
 CASES = {

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.loader import feed as feeds
-from penstock.loader.loader import feed_of
+from penstock.loader import runtime as runtime_module
+from penstock.loader.loader import runtime_of
 from penstock.loader.outputs import DeviceOutput
 
 ROWS, SHAPE = 300, (60, 50)
@@ -55,13 +55,13 @@ def make(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.Monkey
     """Loaders with a device, whose processes are up before they read."""
     made: list[ps.Loader] = []
     if device == "cpu":
-        monkeypatch.setattr(feeds, "make_output", lambda *_: DeviceOutput(torch.device("cpu")))
+        monkeypatch.setattr(runtime_module, "make_output", lambda *_: DeviceOutput(torch.device("cpu")))
 
     def load(ds: ps.Dataset, **options: Any) -> ps.Loader:
         options = {"batch_size": 16, "shuffle": True, "memory": "512MiB", "threads": 4, **options}
         loader = ps.Loader(ds, device=None if device == "cpu" else device, processes=request.param, **options)
         made.append(loader)
-        feed_of(loader).start_processes(60)
+        runtime_of(loader).start_processes(60)
         return loader
 
     yield load

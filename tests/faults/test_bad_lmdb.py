@@ -213,7 +213,7 @@ def test_plain_bytes_of_another_size(tmp_path: Path) -> None:
         opened(path, decoders={"data": "float32"})[:]
     with pytest.raises(SchemaMismatch, match=r"40 bytes, but float32 of shape \(3, 4\) takes 48"):
         opened(path, decoders={"data": ("float32", (3, 4))})
-    with pytest.raises(SchemaMismatch, match="40 bytes, which is no whole number of complex128"):
+    with pytest.raises(SchemaMismatch, match="40 bytes, which is not a whole number of complex128"):
         opened(path, decoders={"data": "complex128"})
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.loader.loader import feed_of
+from penstock.loader.loader import runtime_of
 
 pytestmark = [
     pytest.mark.soak,
@@ -43,7 +43,7 @@ def test_killed_readers(stored: Path, any_seed: int) -> None:
     (name,) = ds.fields
     kills, pause, expected, found = 0, 0.0, [], []
     with ps.Loader(ds, processes=2, threads=4, **options) as loader:
-        feed_of(loader).start_processes(60)
+        runtime_of(loader).start_processes(60)
         epochs = 0
         while kills < KILLS:
             epochs += 1
@@ -52,7 +52,7 @@ def test_killed_readers(stored: Path, any_seed: int) -> None:
                 now = time.monotonic()
                 pause, last = max(pause, now - last), now
                 found.append(batch[name][:, 0].copy())
-                process = chance.choice(feed_of(loader)._processes.processes)
+                process = chance.choice(runtime_of(loader)._processes.processes)
                 if kills < KILLS and now >= next_kill and process.is_up:
                     os.kill(process.pid, signal.SIGKILL)
                     kills += 1
@@ -68,11 +68,11 @@ def test_killed_readers(stored: Path, any_seed: int) -> None:
 TRAINS = """
 import sys, json, time
 import penstock as ps
-from penstock.loader.loader import feed_of
+from penstock.loader.loader import runtime_of
 
 loader = ps.Loader(ps.open(sys.argv[1]), batch_size=16, processes=2, threads=4, memory="300MiB", output="numpy")
-feed_of(loader).start_processes(60)
-print(json.dumps([process.pid for process in feed_of(loader)._processes.processes]), flush=True)
+runtime_of(loader).start_processes(60)
+print(json.dumps([process.pid for process in runtime_of(loader)._processes.processes]), flush=True)
 while True:
     for batch in loader:
         time.sleep(0.001)

@@ -12,7 +12,7 @@ BEGIN = """
 import contextlib, ctypes, gc, os, resource, signal, subprocess, sys, threading, time
 import numpy as np
 import penstock as ps
-from penstock.loader.loader import feed_of
+from penstock.loader.loader import runtime_of
 
 HERE, ROWS = os.getpid(), 100
 np.save("x.npy", np.arange(ROWS * 4).reshape(ROWS, 4))
@@ -21,11 +21,11 @@ ds = ps.open("x.npy")
 def load(ds, **options):
     usual = {"batch_size": 4, "processes": 2, "threads": 2, "memory": "400MiB", "output": "numpy"}
     loader = ps.Loader(ds, **{**usual, **options})
-    feed_of(loader).start_processes(60)
+    runtime_of(loader).start_processes(60)
     return loader
 
 def readers(loader):
-    return feed_of(loader)._processes.processes
+    return runtime_of(loader)._processes.processes
 
 def rows(loader):
     return sorted(int(row) for batch in loader for row in batch["data"][:, 0] // 4)
@@ -56,9 +56,9 @@ sys.path.insert(0, "")
 import beside
 ds = ds.map(beside.same)
 loader = ps.Loader(ds, batch_size=4, processes=2, threads=2, memory="400MiB", output="numpy")
-feed_of(loader)._ready_processes()
+runtime_of(loader)._ready_processes()
 os.chdir("elsewhere")
-feed_of(loader).start_processes(60)
+runtime_of(loader).start_processes(60)
 assert all(process.is_up for process in readers(loader)), readers(loader)[0].failure
 assert rows(loader) == list(range(ROWS))
 """,

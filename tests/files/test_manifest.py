@@ -68,10 +68,10 @@ def test_other_sizes_and_files_are_refused(file):
         ps.open(file.parent / "b.npy", manifest=written)
     with open(file, "ab") as longer:
         longer.write(b"more")
-    with pytest.raises(Corrupt, match=r"has 12,132 bytes, and the manifest .* says 12,128"):
+    with pytest.raises(Corrupt, match=r"has 12,132 bytes, and 12,128 in the manifest "):
         ps.open(file, manifest=written)
     os.truncate(file, 12_000)
-    with pytest.raises(Truncated, match=r"has 12,000 bytes, and the manifest .* says 12,128"):
+    with pytest.raises(Truncated, match=r"has 12,000 bytes, and 12,128 in the manifest "):
         ps.open(file, manifest=written)
     with pytest.raises(Missing, match="no such manifest"):
         ps.open(file, manifest=file.parent / "none.json")

@@ -232,7 +232,7 @@ def test_a_hole_is_not_the_end():
 
 
 def test_what_is_no_tar():
-    with pytest.raises(Corrupt, match=r"offset 0 .*is no tar"):
+    with pytest.raises(Corrupt, match=r"offset 0 .*is not a tar"):
         read(io.BytesIO(b"this is a text file\n" * 100))
 
 

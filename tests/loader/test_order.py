@@ -11,8 +11,8 @@ import pytest
 
 from penstock.base.spec import FieldSpec
 from penstock.errors import ConfigError
-from penstock.loader.deal import Deal
 from penstock.loader.order import BlockShuffled, InOrder, Order, Resampled, Shuffled
+from penstock.loader.partition import Partition
 from penstock.loader.permutation import SMALL_SET, permutation
 from penstock.loader.plan import make_plan
 from penstock.loader.plan_request import Request
@@ -258,10 +258,10 @@ def test_a_billion_rows_dealt_to_1024_ranks(traced):
     order = Shuffled(BILLION, seed=3)
     seen = []
     for rank in (0, 1, 511, 1023):
-        deal = Deal(len(order), 256, rank, 1024)
-        assert deal.steps == -(-BILLION // (256 * 1024))
-        for step in (0, deal.steps // 2, deal.steps - 1):
-            positions, _ = deal.positions(step, step + 1)
+        partition = Partition(len(order), 256, rank, 1024)
+        assert partition.steps == -(-BILLION // (256 * 1024))
+        for step in (0, partition.steps // 2, partition.steps - 1):
+            positions, _ = partition.positions(step, step + 1)
             seen.append(order.at(1, positions))
     rows = np.concatenate(seen)
     assert len(np.unique(rows)) == len(rows)
@@ -270,12 +270,12 @@ def test_a_billion_rows_dealt_to_1024_ranks(traced):
 
 def test_a_billion_rows_are_planned_in_no_time(traced):
     began = time.process_time()
-    deal = Deal(BILLION, 256, 1023, 1024)
+    partition = Partition(BILLION, 256, 1023, 1024)
     plan = make_plan(
         Request(
             fields={"betas": FieldSpec(np.dtype(np.float32), (1000,)), "label": FieldSpec(np.dtype(np.int64))},
             batch_rows=256,
-            steps=deal.steps,
+            steps=partition.steps,
             threads=64,
             limit_bytes=2**30,
             scratch_bytes=lambda rows: 4096 * rows,

@@ -22,7 +22,7 @@ from penstock.base.machine import children
 from penstock.errors import ConfigError, ReadersNotStarted, WorkerDied
 from penstock.loader import processes as processes_module
 from penstock.loader import readers as readers_module
-from penstock.loader.loader import feed_of
+from penstock.loader.loader import runtime_of
 from penstock.loader.nonfinite import not_finite
 from penstock.webdataset import ShardWriter
 
@@ -50,15 +50,15 @@ def started(ds: ps.Dataset, **options: Any) -> Any:
     """A loader whose processes are up before it reads anything."""
     options = {"batch_size": 7, "shuffle": True, "memory": "400MiB", "output": "numpy", "threads": 4, **options}
     with ps.Loader(ds, **{"processes": 2, **options}) as loader:
-        feed = feed_of(loader)
-        feed.start_processes(60)
-        if feed._processes is not None:
-            assert all(process.is_up for process in feed._processes.processes)
+        runtime = runtime_of(loader)
+        runtime.start_processes(60)
+        if runtime._processes is not None:
+            assert all(process.is_up for process in runtime._processes.processes)
         yield loader
 
 
 def readers(loader: ps.Loader) -> list[processes_module.ReaderProcess]:
-    found = feed_of(loader)._processes
+    found = runtime_of(loader)._processes
     assert found is not None
     return found.processes
 
@@ -466,9 +466,9 @@ assert __name__ == "__main__", "the script must not run again"
 print("once", flush=True)
 ds = ps.open(sys.argv[1]).map(lambda batch: {"x": batch["x"] + 1, "row": batch["row"]})
 loader = ps.Loader(ds, batch_size=4, processes=2, threads=2, memory="400MiB", output="numpy")
-from penstock.loader.loader import feed_of
-feed_of(loader).start_processes(60)
-print(*(process.pid for process in feed_of(loader)._processes.processes), flush=True)
+from penstock.loader.loader import runtime_of
+runtime_of(loader).start_processes(60)
+print(*(process.pid for process in runtime_of(loader)._processes.processes), flush=True)
 rows = sorted(int(row) for batch in loader for row in batch["row"])
 print(len(rows), flush=True)
 if sys.argv[2] == "wait":
@@ -524,10 +524,10 @@ def test_a_process_that_cannot_start_is_said_and_threads_read(folder: Path, monk
     monkeypatch.setattr(processes_module, "_BEGIN", "raise SystemExit(3)")
     ds = ps.open(folder / "chunks.h5")
     loader = ps.Loader(ds, batch_size=7, processes=2, memory="400MiB", output="numpy")
-    feed_of(loader)._ready_processes()
+    runtime_of(loader)._ready_processes()
     with loader:
         with pytest.warns(ReadersNotStarted, match="could not be started"):
-            feed_of(loader).start_processes(60)
+            runtime_of(loader).start_processes(60)
         assert sorted(int(row) for batch in batches(loader) for row in batch["row"]) == list(range(ROWS))
 
 
@@ -539,12 +539,12 @@ def test_a_module_that_readers_cannot_import(folder: Path, tmp_path: Path, monke
 
     ds = ps.open(folder / "chunks.h5").map(only_here.same)
     loader = ps.Loader(ds, batch_size=7, processes=1, threads=1, memory="400MiB", output="numpy")
-    feed_of(loader)._ready_processes()
+    runtime_of(loader)._ready_processes()
     (tmp_path / "only_here.py").unlink()
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
     with loader:
         with pytest.warns(ReadersNotStarted, match="only_here"):
-            feed_of(loader).start_processes(60)
+            runtime_of(loader).start_processes(60)
         assert len(batches(loader)) == len(loader)
 
 
@@ -605,7 +605,7 @@ def test_several_datasets_share_the_processes(folder: Path) -> None:
     with ps.MultiLoader(sets, processes=0, memory="600MiB", **options) as loader:
         expected = [{name: batch["x"].copy() for name, batch in step.items()} for step in loader]
     with ps.MultiLoader(sets, processes=2, memory="600MiB", **options) as loader:
-        feed_of(loader).start_processes(60)
+        runtime_of(loader).start_processes(60)
         found = [{name: batch["x"].copy() for name, batch in step.items()} for step in loader]
     assert_same(found, expected)
 

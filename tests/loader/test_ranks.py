@@ -231,7 +231,7 @@ def test_a_place_in_a_mesh(mesh: Mesh, place: tuple[int, int]) -> None:
     [
         (Mesh(None, (2, 2), (0, 0)), r"have no names.*mesh\[.dp.\]"),
         (Mesh(("dp", "experts"), (2, 2), (0, 0)), r"does 'experts' divide the data"),
-        (Mesh(("dp", "tp"), (2, 2), None), "no part of it"),
+        (Mesh(("dp", "tp"), (2, 2), None), "not part of it"),
     ],
 )
 def test_a_mesh_that_does_not_say(mesh: Mesh, told: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock.errors import Unavailable
 from penstock.loader import slots
-from penstock.loader.loader import feed_of
+from penstock.loader.loader import runtime_of
 
 
 def reader_threads() -> list[str]:
@@ -37,7 +37,7 @@ def test_an_iteration_that_dies_in_a_reader_thread_ends_like_any_other(monkeypat
     with ps.Loader(ds, batch_size=1, memory="64MiB", output="numpy", threads=2) as loader:
         for number in range(3):
             begun.clear()
-            held.append(feed_of(loader).begin_next())
+            held.append(runtime_of(loader).begin_next())
             begun.set()
             until = time.monotonic() + 20
             while (held or reader_threads()) and time.monotonic() < until:

@@ -16,8 +16,8 @@ from penstock.base.scratch import CAN_RETURN_PAGES
 from penstock.base.spec import FieldSpec
 from penstock.dataset.extent_store import ExtentStore
 from penstock.errors import BudgetExceeded, DecodeFailed, KeptBatches
-from penstock.loader.deal import Deal
 from penstock.loader.order import BlockShuffled, InOrder
+from penstock.loader.partition import Partition
 from penstock.loader.plan import make_plan
 from penstock.loader.plan_request import Request
 from penstock.loader.schedule import Epoch, reads
@@ -193,9 +193,9 @@ def test_where_memory_is_tight_no_more_rows_are_filled_than_planned(
 ) -> None:
     """Whatever the sizes, and however late the caller takes a batch: that is what the plan counts."""
     order = BlockShuffled(block * blocks, np.arange(0, block * blocks, block), window, seed)
-    deal = Deal(len(order), batch, rank=seed % world, world_size=world)
+    partition = Partition(len(order), batch, rank=seed % world, world_size=world)
     request = Request(
-        fields={"x": FieldSpec(np.dtype(np.uint8), (2**20,))}, batch_rows=min(batch, len(order)), steps=deal.steps,
+        fields={"x": FieldSpec(np.dtype(np.uint8), (2**20,))}, batch_rows=min(batch, len(order)), steps=partition.steps,
         threads=1, limit_bytes=2**40, scratch_bytes=lambda rows: 0, block_rows=block,
         window_rows=min(window * block, len(order)),
     )  # fmt: skip
@@ -204,7 +204,7 @@ def test_where_memory_is_tight_no_more_rows_are_filled_than_planned(
     free, filled, complete, kept = list(range(plan.slots)), Counter(), [], []
     most = 2 * plan.batch_rows - 1 + plan.window_rows
     taken, idle = 0, 0
-    for read in reads(Epoch(0, order, deal), plan, lambda: free.pop() if free else None):
+    for read in reads(Epoch(0, order, partition), plan, lambda: free.pop() if free else None):
         if read is not None:
             for number, one in enumerate(read.batches):
                 filled[one.slot] += len(read.of_batch(number).rows)
@@ -225,7 +225,7 @@ def test_where_memory_is_tight_no_more_rows_are_filled_than_planned(
             kept = [next_one]
             if read is None:
                 break
-    assert taken + len(complete) == deal.steps
+    assert taken + len(complete) == partition.steps
 
 
 @pytest.mark.skipif(not CAN_RETURN_PAGES, reason="only Linux takes pages back at once")
@@ -253,13 +253,13 @@ def test_where_memory_is_tight_batches_are_the_same(tmp_path: Path) -> None:
 def test_the_first_batch_waits_for_no_others() -> None:
     """Small batches are read together, but an epoch begins with one by itself."""
     order = InOrder(8 * 1000)
-    deal = Deal(len(order), 8)
+    partition = Partition(len(order), 8)
     request = Request(
-        fields={"x": FieldSpec(np.dtype(np.uint8), (100,))}, batch_rows=8, steps=deal.steps, threads=1,
+        fields={"x": FieldSpec(np.dtype(np.uint8), (100,))}, batch_rows=8, steps=partition.steps, threads=1,
         limit_bytes=2**40, scratch_bytes=lambda rows: 0,
     )  # fmt: skip
-    slots = iter(range(deal.steps))
-    found = list(reads(Epoch(0, order, deal), make_plan(request), lambda: next(slots)))
+    slots = iter(range(partition.steps))
+    found = list(reads(Epoch(0, order, partition), make_plan(request), lambda: next(slots)))
     assert [len(read.batches) for read in found[:8]] == [1, 2, 4, 8, 16, 32, 64, 64]
-    assert [batch.step for read in found for batch in read.batches] == list(range(deal.steps))
+    assert [batch.step for read in found for batch in read.batches] == list(range(partition.steps))
     assert np.concatenate([read.rows for read in found]).tolist() == list(range(len(order)))

@@ -67,7 +67,7 @@ def test_slow_storage(plain: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_slow_codec(gzipped: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.loader.feed.cores", lambda: 2)  # a codec that sleeps looks like one that waits
+    monkeypatch.setattr("penstock.loader.runtime.cores", lambda: 2)  # a codec that sleeps looks like one that waits
     slow(monkeypatch, Decoding, "_decode")
     stats = epoch(gzipped)
     assert "decoding and converting (shuffle, deflate): more cores, a quicker codec" in stats.bottleneck

@@ -12,9 +12,9 @@ import pytest
 import penstock as ps
 from penstock.base.sizes import MiB
 from penstock.base.spec import FieldSpec
-from penstock.loader import feed as feed_module
 from penstock.loader import plan, tuning
-from penstock.loader.loader import feed_of
+from penstock.loader import runtime as runtime_module
+from penstock.loader.loader import runtime_of
 from penstock.loader.plan import READ_ROW_BYTES, THREAD_BYTES, make_plan
 from penstock.loader.plan_request import Request
 from penstock.loader.tuning import Period, Tuner, TuningCounts, next_threads
@@ -140,9 +140,9 @@ def test_the_next_epoch_begins_with_what_was_settled(monkeypatch: pytest.MonkeyP
     ds = ps.from_arrays(x=np.arange(400)).map(Slow())
     with ps.Loader(ds, batch_size=400, memory="64MiB", output="numpy") as loader:
         started: list[int] = []
-        original = feed_module.Team
-        monkeypatch.setattr(feed_module, "Team", lambda threads, *rest: started.append(threads) or original(threads))
-        feed_of(loader)._tuner.threads = 3
+        original = runtime_module.Team
+        monkeypatch.setattr(runtime_module, "Team", lambda threads, *rest: started.append(threads) or original(threads))
+        runtime_of(loader)._tuner.threads = 3
         for _ in range(2):
             assert sum(len(batch["x"]) for batch in loader) == 400
     assert started == [3, 3]

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.loader.deal import Deal
 from penstock.loader.order import BlockShuffled, InOrder, Resampled, Shuffled
+from penstock.loader.partition import Partition
 from penstock.loader.permutation import SMALL_SET, permutation
 
 patient = settings(deadline=None)  # a busy machine is no failure
@@ -155,7 +155,7 @@ def test_windows_are_made_of_whole_blocks(order, epoch):
 
 # Dealing.
 
-DEALS = {
+PARTITIONS = {
     "length": st.integers(0, 400),
     "batch_size": st.integers(1, 20),
     "world_size": st.integers(1, 9),
@@ -165,47 +165,47 @@ DEALS = {
 
 
 @st.composite
-def deals(draw):
-    """One Deal a rank."""
-    options = {name: draw(strategy) for name, strategy in DEALS.items()}
+def partitions(draw):
+    """One partition per rank."""
+    options = {name: draw(strategy) for name, strategy in PARTITIONS.items()}
     options["start"] = draw(st.integers(0, options["length"]))
-    return [Deal(rank=rank, **options) for rank in range(options["world_size"])]
+    return [Partition(rank=rank, **options) for rank in range(options["world_size"])]
 
 
 def of_step(ranks, step):
-    return [deal.positions(step, step + 1)[0] for deal in ranks]
+    return [partition.positions(step, step + 1)[0] for partition in ranks]
 
 
 @patient
-@given(deals())
+@given(partitions())
 def test_all_ranks_take_the_same_steps(ranks):
-    assert len({deal.steps for deal in ranks}) == 1
+    assert len({partition.steps for partition in ranks}) == 1
 
 
 @patient
-@given(deals())
+@given(partitions())
 def test_every_position_is_dealt_as_promised(ranks):
-    deal = ranks[0]
+    partition = ranks[0]
     dealt = np.concatenate([each.positions(0, each.steps)[0] for each in ranks])
-    rest = (deal.length - deal.start) % deal.step_samples
-    times = np.bincount(dealt, minlength=deal.length)
-    assert not times[: deal.start].any()
-    wanted, last = times[deal.start : deal.length - rest], times[deal.length - rest :]
+    rest = (partition.length - partition.start) % partition.step_samples
+    times = np.bincount(dealt, minlength=partition.length)
+    assert not times[: partition.start].any()
+    wanted, last = times[partition.start : partition.length - rest], times[partition.length - rest :]
     assert (wanted == 1).all(), "every sample of a full step comes once"
-    if deal.drop_last or (rest < deal.world_size and deal.tail == "drop"):
+    if partition.drop_last or (rest < partition.world_size and partition.tail == "drop"):
         assert not last.any()
-    elif rest < deal.world_size:
-        assert last.sum() == (deal.world_size if rest else 0)
+    elif rest < partition.world_size:
+        assert last.sum() == (partition.world_size if rest else 0)
         assert rest == 0 or last.max() - last.min() <= 1, "repeats are spread evenly"
     else:
         assert (last == 1).all()
 
 
 @patient
-@given(deals())
+@given(partitions())
 def test_batches_are_never_too_large_and_never_uneven(ranks):
     for step in range(ranks[0].steps):
-        sizes = [deal.batch_rows(step) for deal in ranks]
+        sizes = [partition.batch_rows(step) for partition in ranks]
         assert min(sizes) >= 1
         assert max(sizes) <= ranks[0].batch_size
         assert max(sizes) - min(sizes) <= 1
@@ -214,7 +214,7 @@ def test_batches_are_never_too_large_and_never_uneven(ranks):
 
 
 @patient
-@given(deals())
+@given(partitions())
 def test_a_step_is_dealt_in_rank_order(ranks):
     for step in range(ranks[0].steps):
         together = np.concatenate(of_step(ranks, step))
@@ -225,39 +225,39 @@ def test_a_step_is_dealt_in_rank_order(ranks):
 
 
 @patient
-@given(deals(), st.data())
+@given(partitions(), st.data())
 def test_several_steps_are_the_steps_one_by_one(ranks, data):
-    deal = data.draw(st.sampled_from(ranks))
-    first = data.draw(st.integers(0, deal.steps))
-    last = data.draw(st.integers(first, deal.steps))
-    positions, bounds = deal.positions(first, last)
-    singly = [deal.positions(step, step + 1)[0].tolist() for step in range(first, last)]
+    partition = data.draw(st.sampled_from(ranks))
+    first = data.draw(st.integers(0, partition.steps))
+    last = data.draw(st.integers(first, partition.steps))
+    positions, bounds = partition.positions(first, last)
+    singly = [partition.positions(step, step + 1)[0].tolist() for step in range(first, last)]
     assert [positions[a:b].tolist() for a, b in pairwise(bounds)] == singly
     assert bounds[0] == 0
     assert bounds[-1] == len(positions)
 
 
 @patient
-@given(deals(), st.data())
+@given(partitions(), st.data())
 def test_going_on_from_a_position_changes_nothing(ranks, data):
     done = data.draw(st.integers(0, ranks[0].steps))
-    assert len({deal.position_after(done) for deal in ranks}) == 1
-    for deal in ranks:
-        options = {name: getattr(deal, name) for name in (*DEALS, "rank")}
-        later = Deal(start=deal.position_after(done), **options)
-        assert later.steps == deal.steps - done
-        assert np.array_equal(later.positions(0, later.steps)[0], deal.positions(done, deal.steps)[0])
+    assert len({partition.position_after(done) for partition in ranks}) == 1
+    for partition in ranks:
+        options = {name: getattr(partition, name) for name in (*PARTITIONS, "rank")}
+        later = Partition(start=partition.position_after(done), **options)
+        assert later.steps == partition.steps - done
+        assert np.array_equal(later.positions(0, later.steps)[0], partition.positions(done, partition.steps)[0])
 
 
 @patient
-@given(deals(), st.data())
+@given(partitions(), st.data())
 def test_other_ranks_go_on_where_these_stopped(ranks, data):
     done = data.draw(st.integers(0, ranks[0].steps))
     world_size, batch_size = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 20))
     at = ranks[0].position_after(done)
-    others = [Deal(ranks[0].length, batch_size, rank, world_size, start=at) for rank in range(world_size)]
-    before = {int(p) for deal in ranks for p in deal.positions(0, done)[0]}
-    after = {int(p) for deal in others for p in deal.positions(0, deal.steps)[0]}
+    others = [Partition(ranks[0].length, batch_size, rank, world_size, start=at) for rank in range(world_size)]
+    before = {int(p) for partition in ranks for p in partition.positions(0, done)[0]}
+    after = {int(p) for partition in others for p in partition.positions(0, partition.steps)[0]}
     assert not before & after
     if not (ranks[0].drop_last or ranks[0].tail == "drop") or done < ranks[0].steps:
         assert before | after == set(range(ranks[0].start, ranks[0].length))

@@ -77,7 +77,7 @@ SPOILT_BYTES = {
     "cut after a member": (without_end, Truncated, "no end-of-archive"),
     "a damaged header midway": (bad_header, Corrupt, "header checksum"),
     "empty": (lambda data: b"", Truncated, "no end-of-archive .* 0 are there"),
-    "not a tar": (lambda data: b"hello" * 300, Corrupt, "offset 0 .*is no tar"),
+    "not a tar": (lambda data: b"hello" * 300, Corrupt, "offset 0 .*is not a tar"),
 }
 SPOILT_MEMBERS = {
     "a repeated field": (("1.cls", b"2"), Corrupt, "has the field 'cls' twice"),

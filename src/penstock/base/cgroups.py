@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-# Written by version 1 where there is no limit: the largest number of whole pages. Any such number is no limit.
+# Written by version 1 where there is no limit: the largest number of whole pages. Such a number means no limit.
 UNLIMITED_BYTES = 2**62
 
 # Of memory.stat: file pages that can be dropped. Version 1 has sums over the group and those below under these names.
@@ -62,7 +62,7 @@ def _group_free(group: Group) -> int | None:
 def _quota(group: Group) -> float | None:
     if group.version == 2:  # "150000 100000", or "max 100000"
         quota, _, period = _text(group.folder / "cpu.max").partition(" ")
-    else:  # -1 is no limit
+    else:  # -1 means no limit
         quota, period = _text(group.folder / "cpu.cfs_quota_us"), _text(group.folder / "cpu.cfs_period_us")
     try:
         return int(quota) / int(period) if int(quota) > 0 and int(period) > 0 else None
@@ -122,7 +122,7 @@ def _number(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """What a file says; nothing where it is not there or may not be read."""
+    """The text of a file; "" if it does not exist or may not be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -47,7 +47,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Whether ``note`` tells anybody; it is called often, and some arguments take time to make."""
+    """Whether anything watches ``note``: it is called often, and some arguments take time to compute."""
     return _watcher is not None
 
 
@@ -59,7 +59,7 @@ def note(path: str, begins: Any, count: int) -> None:
 
 
 def note_to(watcher: Watcher | None) -> None:
-    """Report the reads of this thread to a watcher of its own; None ends that."""
+    """Report the reads of this thread to a watcher; None ends that."""
     _mine.watcher = watcher
 
 

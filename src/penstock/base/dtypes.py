@@ -20,7 +20,7 @@ def numpy_dtype(given: Any) -> np.dtype:
         return _bfloat16()
     dtype = np.dtype(name if str(given).startswith("torch.") else given)
     if dtype.isbuiltin == 2:  # a package added it to NumPy's
-        raise TypeError(f"{dtype} is none of NumPy's own dtypes")
+        raise TypeError(f"{dtype} is not one of NumPy's own dtypes")
     return dtype
 
 
@@ -54,7 +54,7 @@ def _bfloat16() -> np.dtype:
 
 
 def checked_dtype(given: Any, *, argument: str) -> np.dtype:
-    """The same, of plain numbers; ``argument`` names the caller's parameter in the error."""
+    """The same, for plain numbers only; ``argument`` names the caller's parameter in the error."""
     try:
         dtype = numpy_dtype(given)
     except (TypeError, ValueError):

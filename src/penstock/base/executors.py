@@ -1,7 +1,7 @@
-"""Independent tasks on an engine: processes of this machine, this process, or any ``concurrent.futures.Executor``.
+"""Run independent tasks: in processes of this machine, in this process, or on any ``concurrent.futures.Executor``.
 
-A job is what all tasks share; it is sent once to each process. A task that fails for a reason of the data or the disk
-ends the run. A worker that dies costs its task, which is begun again: tasks must allow that.
+A job is what all tasks share; it is sent once to each process. A task that fails because of the data or the disk ends
+the run. If a worker dies, its task is run again, so tasks must be repeatable.
 """
 
 import multiprocessing
@@ -21,11 +21,11 @@ from penstock.base import checks
 from penstock.errors import ConfigError, PenstockError, WorkerDied
 
 TRIES = 3
-"""So often in a row workers may die with no task done."""
+"""How often in a row workers may die before any task is done."""
 
 
 Function = Callable[[Any, Any], Any]
-"""(job, task) -> what it found; of a module, so that other processes can import it."""
+"""(job, task) -> result. It must be defined in a module, so that other processes can import it."""
 
 
 def checked_executor(given: Any) -> "Executor | str":
@@ -39,7 +39,7 @@ def checked_executor(given: Any) -> "Executor | str":
 
 
 def run(executor: Executor | str, function: Function, job: Any, tasks: Sequence[Any], workers: int) -> Iterator[Any]:
-    """What each task found, as they end; in this process where there is one task or one worker."""
+    """The results of tasks, as they end; computed in this process if there is one task or one worker."""
     if executor == "processes" and workers > 1 and len(tasks) > 1 and _can_be_sent(job):
         return run_in_processes(function, job, tasks, workers)
     if isinstance(executor, str):
@@ -48,7 +48,7 @@ def run(executor: Executor | str, function: Function, job: Any, tasks: Sequence[
 
 
 def run_in_processes(function: Function, job: Any, tasks: Iterable[Any], workers: int) -> Iterator[Any]:
-    """In processes that are started for it. If one dies, the others are replaced too: they look the same."""
+    """In new processes. If one dies, all are replaced, because the dead one cannot be told from the others."""
     left = dict(enumerate(tasks))
     tries = TRIES
     while tries:
@@ -71,10 +71,10 @@ def run_in_processes(function: Function, job: Any, tasks: Iterable[Any], workers
 
 
 def _can_be_sent(job: Any) -> bool:
-    """Whether other processes can have it: a function that was written on the spot cannot go there."""
+    """Whether it can be sent to other processes; a local function cannot."""
     try:
         ForkingPickler.dumps(job)
-    except Exception:  # whatever an object of the caller's raises
+    except Exception:  # anything that a caller's object may raise
         return False
     return True
 
@@ -103,7 +103,7 @@ class _ContextWithoutScript(SpawnContext):
 
 
 def run_on(executor: Executor, function: Function, job: Any, tasks: Iterable[Any], workers: int) -> Iterator[Any]:
-    """On somebody else's engine, so many tasks at a time."""
+    """On the caller's executor, ``workers`` tasks at a time."""
     tries: dict[int, int] = {}
 
     def again(number: int, error: BaseException) -> bool:
@@ -125,7 +125,7 @@ def _gathered(
     at_once: int,
     again: Callable[[int, BaseException], bool] = _never,
 ) -> Iterator[tuple[int, Any]]:
-    """Numbers of tasks and what they found, as they end; only so many are with the engine at a time.
+    """Numbers and results of tasks, as they end; at most ``at_once`` are submitted at a time.
 
     ``before``: what is submitted before each task: a function, and its first arguments
     """
@@ -154,13 +154,13 @@ _kept: list[Any] = []
 
 def _keep(function: Function, job: Any) -> None:
     """In each process, once: the job is sent once and not with every task."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the process that asked
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
     _kept[:] = [function, job]
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it is gone, however: it would wait for tasks for ever."""
+    """End this process when its parent has ended in any way: it would wait for tasks forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

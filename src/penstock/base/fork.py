@@ -1,7 +1,7 @@
-"""What a forked child renews: a registry of objects, and locks that a child finds open.
+"""What a forked child renews: a registry of objects, and locks that are open in a child.
 
-A child has one thread, the one that forked. A lock that another thread of the parent held would stay locked for ever,
-and open descriptors and library handles belong to the parent. Objects in the registry put that right.
+A child has one thread, the one that forked. A lock that another thread of the parent held would stay locked forever,
+and open descriptors and library handles belong to the parent. Objects in the registry are renewed in the child.
 """
 
 import os
@@ -18,7 +18,7 @@ class Renewable(Protocol):
         """Make it usable in the child."""
 
 
-# Locks come first: whatever is renewed after them may need one.
+# Locks come first: other objects may need one when they are renewed.
 _LOCKS: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 _OTHERS: "weakref.WeakSet[Renewable]" = weakref.WeakSet()
 
@@ -31,7 +31,7 @@ def register(renewable: Renewable) -> None:
 class Lock:
     """``threading.Lock``, for a ``with``; open in a forked child.
 
-    Only for what a child can go on with wherever the other thread was: cached look-ups, turns at a library.
+    Only for state that is valid in a child whatever the other thread was doing: caches, turns at a library.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from penstock.base.sizes import KiB, MiB
 
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
-# Where neither /proc nor sysconf says how much memory there is, promise little.
+# Assumed if neither /proc nor sysconf gives the size of memory.
 UNKNOWN_FREE_BYTES = 4096 * MiB
 
 # Windows lets a program have some 8,000.
@@ -51,7 +51,7 @@ def mapped_bytes(pid: int | str = "self") -> int:
 
 
 def shared_bytes() -> int:
-    """Shared memory of the whole machine, also where nobody maps it: batches on their way between processes."""
+    """Shared memory of the whole machine, mapped or not: batches on their way between processes."""
     try:
         found = os.statvfs("/dev/shm")  # noqa: S108  # it is looked at, not written to
     except (OSError, AttributeError):

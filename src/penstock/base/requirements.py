@@ -1,4 +1,4 @@
-"""The packages that integrations need: what is missing, or too old, is said with the extra that installs it."""
+"""The packages that integrations need. If one is missing or too old, the error names the extra that installs it."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 
 @contextmanager
 def needs(extra: str, least: str, *packages: str) -> Iterator[None]:
-    """Import the first of these packages that is installed; whatever is wrong with it is told with the extra.
+    """Import the first of these packages that is installed; if that fails, the error names the extra to install.
 
     Wrap the imports from it too: other releases may lack what is imported.
     """

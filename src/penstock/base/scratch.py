@@ -20,7 +20,7 @@ import numpy as np
 ALIGNMENT = 64
 
 LARGE_PAGE = 2 << 20
-CAN_RETURN_PAGES = hasattr(mmap, "MADV_HUGEPAGE")  # Linux: the only system where pages go at once
+CAN_RETURN_PAGES = hasattr(mmap, "MADV_HUGEPAGE")  # Linux: the only system that returns pages immediately
 
 
 def aligned(bytes_: int) -> int:
@@ -82,7 +82,7 @@ def map_shared(descriptor: int, bytes_: int, *, is_private: bool = False) -> np.
 
 
 def trim() -> None:
-    """Return freed memory to the system. Each thread allocates from a heap of its own, and would keep it for itself."""
+    """Return freed memory to the system: each thread allocates from its own heap, which would keep it."""
     with suppress(OSError, AttributeError, TypeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -138,7 +138,7 @@ class borrow:  # noqa: N801  # a generator would take as long as the reads of sm
 
 
 def peak_bytes() -> int:
-    """The most this thread borrowed at once since ``prepare``."""
+    """The most this thread borrowed at a time since ``prepare``."""
     return _scratch.peak
 
 

@@ -19,7 +19,7 @@ MiB = 2**20
 KiB = 2**10
 
 MOST_FILE_BYTES = 2**60
-"""No file has more: what says that it does is wrong."""
+"""No file is larger: metadata that say so are wrong."""
 
 _WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
@@ -30,7 +30,7 @@ def parse_size(size: int | str, *, argument: str) -> int:
         return int(size)
     written = _WRITTEN.fullmatch(size) if isinstance(size, str) else None
     if written and written[2].lower() in UNITS:
-        digits, _, decimals = written[1].partition(".")  # exactly: 4.1GB is no float
+        digits, _, decimals = written[1].partition(".")  # exactly: not through a float
         bytes_ = int(digits + decimals) * UNITS[written[2].lower()] // 10 ** len(decimals)
         if bytes_ > 0:
             return bytes_

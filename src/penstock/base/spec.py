@@ -69,7 +69,7 @@ class InFull:
 
 
 IN_MEMORY = "nobody: it comes from no file"
-"""What ``ReadPath.checked_by`` says of arrays that the caller gave."""
+"""The value of ``ReadPath.checked_by`` for arrays that the caller gave."""
 MANIFEST = "a manifest"
 
 
@@ -103,7 +103,7 @@ class ReadPath:
     remedy: str = ""
     """What would let each row be read by itself; empty where it can be."""
     far: bool = False
-    """Whether each read goes over the network, so that many at a time pay."""
+    """Whether each read goes over the network, so that many at a time are faster."""
     mapped_files: int = 0
     """Files whose rows are gathered from mappings; 0 where they are read."""
     checked_by: str = ""

@@ -14,7 +14,7 @@ from typing import overload
 
 import numpy as np
 
-# How many texts are cut out of the buffer in one go: enough to make the cost of a numpy call small.
+# How many texts are cut out of the buffer at a time: enough to make the cost of a numpy call small.
 _AT_ONCE = 4096
 
 

@@ -1,9 +1,9 @@
 """Torch on one core, in a thread that is one of many.
 
 Where a thread per core reads, and each runs a function of the caller's that calls torch, torch would start a thread
-per core for every one of them, and all would fight for the same cores. ``torch.set_num_threads`` is no way to prevent
-it: it is also what threads that torch has not seen yet begin with, the training loop's among them. So the libraries
-below torch are asked, whose settings are those of the calling thread alone.
+per core for every one of them, and all would compete for the same cores. ``torch.set_num_threads`` cannot prevent it:
+it also sets the default of threads that torch has not seen yet, such as the training loop's. So the libraries below
+torch are set instead, because their settings apply to the calling thread alone.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib")
-"""Which find the functions of OpenMP and MKL that torch calls, whatever files these are in."""
+"""Through these, the functions of OpenMP and MKL that torch calls are found, in any file."""
 
 SETTERS = ("omp_set_num_threads", "MKL_Set_Num_Threads_Local")
 
@@ -32,7 +32,7 @@ def use_one_core() -> None:
     if torch is None or not hasattr(torch, "get_num_threads"):  # the latter while it is being imported
         return
     _mine.is_held = True
-    torch.get_num_threads()  # has torch set this thread up, which it would do later and undo what follows
+    torch.get_num_threads()  # makes torch set up this thread now; later, it would undo what follows
     library = _library(torch)
     for name in SETTERS:
         if hasattr(library, name):

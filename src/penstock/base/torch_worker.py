@@ -1,10 +1,10 @@
-"""Workers of torch's loader that cannot send what they have made.
+"""Workers of torch's loader that cannot send a batch.
 
-A queue of Python's sends in a thread of its own, and drops what cannot be pickled or what there is no memory for: the
-worker goes on, and its parent waits for ever. Here such a worker says why and ends, which its parent notices.
+A multiprocessing queue sends in a thread of its own. If a batch cannot be pickled, or memory runs out, it drops the
+batch: the worker continues, and its parent waits forever. Here such a worker prints the reason and exits, which its
+parent notices.
 
-At its end a worker waits until all is sent. If its parent was killed, nobody reads, and it would wait for ever; here it
-does not.
+Before it exits, a worker waits until all is sent. If its parent was killed, it would wait forever; here it does not.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ def fail_worker_on_lost_batch() -> None:
     _looked_in = os.getpid()
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and torch_data.get_worker_info() is not None:
-        from multiprocessing import queues  # of which a worker has one, and others need none
+        from multiprocessing import queues  # a worker has imported it; other processes need not
 
         # Named as private, but kept for others to override: concurrent.futures does.
         queues.Queue._on_queue_feeder_error = staticmethod(_end)  # type: ignore[attr-defined]
@@ -37,7 +37,7 @@ def fail_worker_on_lost_batch() -> None:
 
 
 def _wait_for_sender(sender: "weakref.ref[threading.Thread]") -> None:
-    """Wait until all is sent, for as long as there is a parent to send it to."""
+    """Wait until all is sent, as long as the parent is alive."""
     thread, parent = sender(), multiprocessing.parent_process()
     while thread is not None and thread.is_alive() and parent is not None and parent.is_alive():
         thread.join(CHECK_EVERY_S)
@@ -45,5 +45,5 @@ def _wait_for_sender(sender: "weakref.ref[threading.Thread]") -> None:
 
 def _end(error: Exception, thing: Any) -> None:
     traceback.print_exception(error)
-    print("penstock: what a worker made cannot be sent to its parent; the worker ends", file=sys.stderr, flush=True)  # noqa: T201
+    print("penstock: a batch cannot be sent to its parent; the worker exits", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(1)

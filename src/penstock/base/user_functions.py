@@ -2,8 +2,8 @@
 
 1. Every call counts as the caller's time, so that a slow function is not mistaken for slow files or codecs.
 2. No call begins once the loader was closed.
-3. A call gets as many rows as take some tens of milliseconds, so that a first batch comes soon and a loop that is left
-   ends soon. The number is found by timing a few calls. The cost per call is separated from the cost per row: a
+3. A call gets as many rows as take some tens of milliseconds, so that the first batch comes soon and leaving a loop
+   is quick. The number is found by timing a few calls. The cost per call is separated from the cost per row: a
    function with a high cost per call should get many rows.
 """
 
@@ -18,15 +18,15 @@ from penstock.errors import Unavailable
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
-# What the rows of one call should take: long beside the 100 microseconds that a read costs to hand over.
+# How long one call should take: much longer than the 100 microseconds that handing over a read costs.
 CALL_S = 0.05
 
-# Calls that are timed: on so many rows each, until one shows what a row takes, or until they took this long together.
+# Rows of the calls that are timed, until one shows the time per row, or all together took TIMED_S.
 TIMED_ROWS = (1, 2, 8, 32, 128)
 TIMED_S = 0.25
 
 NO_LIMIT = 2**31
-"""Rows at once, where no function sets a limit."""
+"""Rows per call, if no function sets a limit."""
 
 
 def call(function: Callable[[Given], Made], given: Given) -> Made:

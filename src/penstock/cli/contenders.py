@@ -34,7 +34,7 @@ class TimedEpoch:
 
 
 def run_epoch(loader: Iterable[Any], step: Callable[[Any], int], seconds: float, progress: Progress) -> TimedEpoch:
-    """Call ``step`` on each batch, for at most so many seconds; it returns the number of samples in the batch."""
+    """Call ``step`` on each batch, until the time limit; it returns the number of samples in the batch."""
     samples, waited = 0, 0.0
     began = asked = time.perf_counter()
     for batch in loader:

@@ -10,7 +10,7 @@ from penstock.base.sizes import MiB, format_size
 
 RELEASE, SHARDS = "HDF5, by voxel", "tar shards"
 
-OURS, THEIRS, LIMIT = "#0072b2", "#b5651d", "#b3261e"  # told apart by people who see no red or no green
+OURS, THEIRS, LIMIT = "#0072b2", "#b5651d", "#b3261e"  # distinguishable for people who do not see red or green
 
 NEXT = """What to do next, with files of your own:
   penstock plan "data/*.h5" --batch-size 32 --memory 2GiB     estimate what training needs

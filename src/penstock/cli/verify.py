@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--memory", metavar="SIZE", help="most memory that reading may hold (default: a small amount)")
-    parser.add_argument("--workers", type=count, metavar="N", help="read in so many processes (default: in this one)")
+    parser.add_argument("--workers", type=count, metavar="N", help="processes that read (default: this one)")
 
 
 def run(args: argparse.Namespace) -> int:

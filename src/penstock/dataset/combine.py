@@ -45,7 +45,7 @@ class Combination(StoreBase):
 
 
 def _calls(store: StoreBase, rows: np.ndarray, at: np.ndarray, out: Out) -> Iterator[ReadCall]:
-    """The reads of stores that are no combinations, of which a read consists."""
+    """The reads of stores that are not combinations, of which a read consists."""
     if not isinstance(store, Combination):
         yield store, rows, at, out
         return

@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, DataError, PenstockError, SourceError, 
 
 
 def check_dataset(given: Any) -> None:
-    """Refuse anything but a dataset, and say how to make one from what was given."""
+    """Refuse anything but a dataset, and say how to make one from the argument."""
     if isinstance(given, Dataset):
         return
     kind = f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")

@@ -288,7 +288,7 @@ class Dataset:
         return Dataset(gathered, None, self.left_out, None, self.fields_left_out)
 
     def to_dask(self, chunk: int | str = CHUNK_BYTES) -> dict[str, Any]:
-        """The fields as lazy Dask arrays, rows first, in chunks of about so many bytes, along those of the files."""
+        """The fields as lazy Dask arrays, rows first, in chunks of about this size, aligned with those of the files."""
         return to_dask(self, chunk)
 
     def refresh(self) -> "Dataset":

@@ -79,7 +79,7 @@ def _stored_part(ds: "Dataset", name: str) -> tuple[int, ...]:
 
 
 def _part_of_row(shape: tuple[int, ...], stored: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """The largest part with at most so many elements that is made of whole stored parts; the last axis grows first."""
+    """The largest part within the limit that is made of whole stored parts; the last axis grows first."""
     part = list(stored)
     for axis in reversed(range(len(shape))):
         others = int(np.prod(part, dtype=np.int64)) // part[axis]

@@ -16,7 +16,7 @@ from penstock.base.spec import Fields, FieldSpec, InFull, row_bytes
 from penstock.dataset.store import Out, StoreBase, Wrapper, describe_rows, digest
 from penstock.errors import PenstockError, SchemaMismatch, TransformFailed
 
-# Of what an error of the caller's function says; all of it comes with the error that caused ours.
+# Characters of the caller's error that are shown; all of it is in the cause of ours.
 LONGEST_TEXT = 2000
 
 Transform = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
@@ -170,7 +170,7 @@ class Mapped(Wrapper):
         return fields, _rounded_up(int(self.ALLOCATOR_SLACK * most / max(1, rows)))
 
     def _allocated_again(self, first: dict[str, np.ndarray], rows: int, before: int) -> int:
-        """What a second call allocates: the first may import libraries or fill caches, in which no row has a part."""
+        """What a second call allocates: the first may import libraries or fill caches, independently of rows."""
         inputs = self._copied(first, rows)
         with suppress(TransformFailed), _Traced() as peak:  # large rows are not copied: the first call wrote to them
             self._call(inputs, np.arange(rows))
@@ -211,7 +211,7 @@ class Mapped(Wrapper):
         return inputs
 
     def _copied(self, first: dict[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
-        """A copy of so many rows, since the function may write to them; rows repeat if there are fewer."""
+        """A copy of the first rows, since the function may write to them; rows repeat if there are fewer."""
         if row_bytes(self.store.fields) >= self.LARGE_ROW_BYTES:  # too large for a second copy
             return dict(first)
         return {name: values[np.arange(rows) % len(values)] for name, values in first.items()}

@@ -18,7 +18,7 @@ MOST_BYTES = 256 * MiB
 
 
 class MemoryStore(StoreBase):
-    """Rows of the caller's own arrays, which count as no memory of ours."""
+    """Rows of the caller's own arrays, which do not count as memory of penstock."""
 
     accepts_strided = True
     fields: Fields
@@ -72,7 +72,7 @@ class MemoryStore(StoreBase):
 
 
 def _sum(array: np.ndarray) -> str:
-    """A hash of up to 4,096 numbers, evenly spread: a cheap way to tell most arrays apart."""
+    """A hash of up to 4,096 numbers, evenly spread: a cheap way to distinguish most arrays."""
     flat = array.reshape(-1)
     return digest(flat[:: max(1, len(flat) // 4096)].tobytes())
 

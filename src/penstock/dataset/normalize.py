@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, SchemaMismatch
 from penstock.read.convert import block_bytes, pieces
 from penstock.read.pieces import Share
 
-# Small tables are written out along the last axes up to so many numbers: numpy is slow with runs of three.
+# Small tables are written out along the last axes up to this many numbers: numpy is slow with runs of three.
 LEAST_RUN = 1024
 
 

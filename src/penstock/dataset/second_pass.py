@@ -49,7 +49,7 @@ class SecondPass(Wrapper):
         return flags
 
     def placing_bytes(self, name: str, rows: int) -> int:
-        """Scratch for putting so many rows into place."""
+        """Scratch for putting ``rows`` rows into place."""
         return 0
 
     @property

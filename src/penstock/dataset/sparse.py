@@ -1,7 +1,7 @@
 """Rows of a sparse matrix in compressed rows (CSR), delivered dense.
 
 The values of all rows lie one after another, and beside each the column it belongs to. So a row is a range of elements,
-and neighbouring rows are read in one go. Where elements are stored in chunks, a block is the rows that begin in one.
+and neighbouring rows are read together. If elements are stored in chunks, a block is the rows that begin in one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from penstock.errors import Corrupt
 
 # Elements that are read at a time, unless a row has more.
 ELEMENTS_AT_ONCE = 64 * KiB
-# Rows are read together across so many elements that nobody wants; in chunks, which are decoded whole, across any.
+# Rows are read together across this many unwanted elements; in chunks, which are decoded whole, across any.
 GAP_ELEMENTS = 1 * KiB
 
 VALUES, COLUMNS = "values", "columns"

@@ -55,7 +55,7 @@ class Store(Protocol):
     def __len__(self) -> int: ...
 
     def scratch_bytes(self, rows: int) -> int:
-        """The most memory that one ``read_into`` of so many rows borrows besides ``out``."""
+        """The most memory that one ``read_into`` of ``rows`` rows borrows besides ``out``."""
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         """Put sample ``rows[k]`` at ``out[field][at[k]]`` for each field in ``out``; any order, repeats allowed."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SHOWN = 4
 SIDE = 96
-SMALLEST = 8  # a side of fewer pixels is no picture
+SMALLEST = 8  # an array with a shorter side is not a picture
 CHEAP_BYTES = 16 * MiB  # showing a dataset must not take long
 
 

@@ -15,7 +15,7 @@ from penstock.files import locks
 from penstock.files.retry import open_regular
 
 _ATTEMPTS = 10
-"""To create a file that nobody else removes before it is locked."""
+"""Attempts to create a file that no other process removes before it is locked."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def atomic_write(path: str, *, mode: int = 0o600, durable: bool = False) -> Iter
                 os.fsync(file.fileno())
             if mode != 0o600:  # as mkstemp makes it
                 os.chmod(partial, mode)
-            os.replace(partial, path)  # while it is locked, so that nobody takes it for abandoned
+            os.replace(partial, path)  # while it is locked: other processes would regard it as abandoned
     except BaseException:
         with suppress(OSError):
             os.unlink(partial)
@@ -55,7 +55,7 @@ def _create(folder: str, name: str) -> tuple[int, str]:
     for attempt in range(_ATTEMPTS):
         descriptor, partial = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".partial")
         is_locked = locks.try_lock(descriptor) and os.fstat(descriptor).st_nlink > 0
-        if is_locked or attempt == _ATTEMPTS - 1:  # where the file system has no locks, nobody removes it either
+        if is_locked or attempt == _ATTEMPTS - 1:  # without locks on this file system, no process removes it either
             break
         os.close(descriptor)
         with suppress(OSError):

@@ -11,8 +11,8 @@ Rules:
    unfinished is removed by the next.
 3. Room is made before it is used, by removing what was not read for longest; never what is being read, which is
    locked, and never a file that is not named as above.
-4. The folder and what is in it are the user's own, or root's, and nobody else may write to it or put another in its
-   place: whoever could, could choose the data.
+4. The folder and what is in it are the user's own, or root's, and no other user may write to it or
+   replace it: such a user could choose the data.
    Folders are made 0700 and files 0600, and no link is followed.
 5. Waiting ends: when the one that fetches has not written for ``patience_s``, or there has been no room for so long.
 """
@@ -109,7 +109,7 @@ class FileCache:
             return written.read(file.size // 1024 + 1024)
 
     def remove(self, file: FileId) -> None:
-        """Remove a damaged copy; those that read from it can go on."""
+        """Remove a damaged copy; threads that read it can finish."""
         for kind in ("cached", "sums"):
             with suppress(OSError):
                 os.unlink(self._path(key_of(file), kind))
@@ -170,7 +170,7 @@ class FileCache:
                 finally:
                     os.close(descriptor)
                 self._write_sums(key, sums)
-                with self._folder_alone():  # whoever counts meanwhile would find it under neither name
+                with self._folder_alone():  # a process that counts meanwhile would find it under neither name
                     os.replace(partial, final)
             except OSError as error:
                 raise (CacheFull if error.errno in _FULL else Unavailable)(

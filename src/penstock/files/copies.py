@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Servers:
-    """Remote files: the connections to them, and what servers said about files when they were last asked."""
+    """Remote files: the connections to them, and what servers last reported about files."""
 
     def __init__(self, remote: "Remote | None", known: "Mapping[str, Head]") -> None:
         self.made = remote
@@ -122,10 +122,10 @@ class Copies:
     def _go_on_without(self, error: CacheFull) -> None:
         if not self._is_full:
             self._is_full = True
-            warnings.warn(f"{error}. Reading over the network goes on", CacheIsFull, stacklevel=2)
+            warnings.warn(f"{error}. Files are read over the network instead", CacheIsFull, stacklevel=2)
 
     def _remove_unchecked(self, file: FileId) -> None:
-        """Remove a copy whose digests are lost or cut short: nobody could tell whether it is damaged."""
+        """Remove a copy whose digests are lost or truncated: damage to it would go unnoticed."""
         if file not in self._manifests and self.cache.has(file) and self._digests(file) is None:
             self.cache.remove(file)
             del self._manifests[file]
@@ -154,7 +154,7 @@ class Copies:
                 _write(descriptor, piece[:got])
         if sent is not None and sums[sent[0]].digest() != sent[1]:
             raise Corrupt(
-                f"{file.path}: what came is not what the server says it sent: {sent[0]} {sums[sent[0]].hexdigest()} "
+                f"{file.path}: the bytes do not match the server's checksum: {sent[0]} {sums[sent[0]].hexdigest()} "
                 f"instead of {sent[1].hex()}. It is not kept; try again"
             )
         return digests.whole()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # remote takes a while to import, and is imported when it is 
 JUMP_BYTES = 64 * MiB
 JUMPS = 2
 
-# What is in memory comes at several times this rate; what is not, rarely at half of it. A call takes this long at most.
+# Cached data come at several times this rate, others rarely at half of it. A call takes this long at most.
 CACHED_BYTES_PER_S = 2e9
 CALL_S = 100e-6
 
@@ -83,7 +83,7 @@ def check_no_link(path: str) -> None:
 
 
 def check_unchanged(file: FileId) -> None:
-    """Refuse to go on if the file is not the one that was parsed."""
+    """Raise if the file is not the one that was parsed."""
     if _is_unchanged(file):
         return
     now = replace(identify(file.path, growing=file.growing), compared=file.compared)

@@ -2,10 +2,11 @@
 
 Locks are those of the system, which releases them when their holder dies.
 
-Files that are kept between runs are used only if no other user could have written them. Whoever may write to a folder
-may replace files in it. Whoever may write to a folder above it may replace the folder, unless that one has the sticky
-bit, as ``/tmp`` has: then only owners rename what is in it. Folders above that belong to a colleague or a group are
-normal on shared machines and are accepted: what they could put there would be theirs, and be refused for that.
+Files that are kept between runs are used only if no other user could have written them. A user who may write to a
+folder may replace files in it. One who may write to a folder above it may replace the folder, unless the folder above
+has the sticky bit, as ``/tmp`` has: then only owners rename what is in it. Folders above that belong to a colleague or
+a group are normal on shared machines and are accepted: files that they put there would be theirs, and be refused for
+that.
 """
 
 import os
@@ -40,7 +41,7 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 def is_taken(descriptor: int, *, shared: bool = False) -> bool:
     """Lock an open file, alone or together with others that share it; True if another process has it.
 
-    Where the file system has no locks, nobody has.
+    False if the file system has no locks.
     """
     if fcntl is None:
         return not try_lock(descriptor, shared=shared)
@@ -60,7 +61,7 @@ def unlock(descriptor: int) -> None:
 
 
 def is_trusted(about: os.stat_result) -> bool:
-    """Whether a file belongs to this user or root, and nobody else may write to it."""
+    """Whether a file belongs to this user or root, and no other user may write to it."""
     return os.name != "posix" or (_is_own(about) and not about.st_mode & _WRITABLE)
 
 
@@ -85,7 +86,7 @@ def check_folder(folder: str, argument: str) -> None:
 
 
 def distrust(folder: str) -> str:
-    """Who else could replace files in a folder, and the way out; "" if nobody could, or there is no folder."""
+    """Which other users could replace files in a folder, and the way out; "" if none could, or there is no folder."""
     if os.name != "posix":
         return ""
     return _why_folder(folder) or next(filter(None, map(_why_above, _above(folder))), "")

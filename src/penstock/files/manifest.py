@@ -110,7 +110,7 @@ class Manifest:
         if size != expected:
             wrong = Truncated if size < expected else Corrupt
             raise wrong(
-                f"{path}: has {size:,} bytes, and the manifest {self.path} says {expected:,}; restore the file, or "
+                f"{path}: has {size:,} bytes, and {expected:,} in the manifest {self.path}; restore the file, or "
                 f"write the manifest anew (penstock verify … --write) if it was meant to change"
             )
 

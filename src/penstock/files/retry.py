@@ -22,14 +22,14 @@ _T = TypeVar("_T")
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
 _OTHERS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
-# Reasons for which the system refuses a call that say nothing about the file.
+# Errors of the system that do not concern the file itself.
 _REFUSALS = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOMEM, errno.EAGAIN)
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file; usable as ``opener`` of ``open``.
 
-    A pipe would wait for its writer for ever, and a device may never end: both are opened without waiting, and refused.
+    A pipe would wait for a writer forever, and a device may never end: both are opened without waiting, and refused.
     """
     descriptor = os.open(path, flags | _FLAGS)
     try:
@@ -109,7 +109,7 @@ def _system_failed(error: BaseException | None) -> bool:
 
 
 def refusal(error: BaseException) -> str:
-    """Why the system refused something to a library, if its error therefore says nothing about the file; else ""."""
+    """Why the system refused a library's request, if its error therefore does not concern the file; else ""."""
     if isinstance(error, MemoryError):
         return "no memory is left for it; a limit of the system (ulimit -d, ulimit -v, a container's) may be in the way"
     for number in _REFUSALS:

@@ -19,7 +19,7 @@ HELD_LIBRARY_BYTES = 32 * MiB
 
 
 def arrow_library(name: str) -> Any:
-    """Import it, or say how to install it."""
+    """Import it; if it is missing, the error says how to install it."""
     from importlib import import_module
 
     try:

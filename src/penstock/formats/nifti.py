@@ -3,7 +3,7 @@
 Rows have the axes that nibabel gives them, and nibabel's scaled values (as float32) where the header scales. Volumes of
 ``.nii`` files are read at their position. A ``.nii.gz`` can only be decoded from its beginning: its rows are one block,
 so that a loader decodes the file once per epoch, and reading a single row decodes everything before it. The checksum of
-a ``.nii.gz`` is at its end and covers all rows: the first read goes on to the end, and a file with a wrong or missing
+a ``.nii.gz`` is at its end and covers all rows: the first read continues to the end, and a file with a wrong or missing
 checksum delivers no rows.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
 
 FIELD = "data"
-"""What the image of a file is called; ``rename`` gives it another name."""
+"""The name of a file's image; ``rename`` gives it another name."""
 
 HEAD_BYTES = 544
 
@@ -57,7 +57,7 @@ DECODER_BYTES = 8 * MiB
 
 @dataclass(frozen=True)
 class Image:
-    """What a header says."""
+    """The contents of a header."""
 
     stored: np.dtype
     shape: tuple[int, ...]
@@ -369,7 +369,7 @@ class _GzipStream:
             done += len(piece)
 
     def skip(self, count: int) -> None:
-        """Pass over bytes; there is no other way than to decode them."""
+        """Skip bytes, which must be decoded for that."""
         while count:
             count -= len(self._step(count))
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Rows without values take no bytes, so that a few bytes can declare any number of them.
 MOST_EMPTY_ROWS = 1_000_000
 
-# An error names so many of the files that cannot be opened.
+# How many of the files that cannot be opened an error names.
 NAMED_FAILURES = 10
 
 _quiet: ContextVar[bool] = ContextVar("penstock opens quietly", default=False)

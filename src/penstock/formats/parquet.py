@@ -53,7 +53,7 @@ LIBRARY_BYTES = 16 * MiB
 # Measured: what Arrow holds for each value besides the value, where these are in lists: levels and wider integers.
 VALUE_BYTES = 13
 
-# A table that is held in memory is decoded in pieces of so many bytes, from so many stored ones.
+# A table that is held in memory is decoded in pieces of this many bytes, from this many stored ones.
 PIECE_BYTES = 1 * MiB
 STREAM_BYTES = 64 * KiB
 
@@ -165,7 +165,7 @@ class Parquet:
             return opened.read_row_group(number, columns=list(names), use_threads=False)
 
     def pieces(self, name: str, rows: int) -> Iterator[Any]:
-        """A column from its beginning, in pieces of so many rows."""
+        """A column from its beginning, in pieces of a few rows."""
         pq = arrow_library("pyarrow.parquet")
         with pq.ParquetFile(
             self.file.path, metadata=self._about[0], pre_buffer=False, buffer_size=STREAM_BYTES
@@ -198,7 +198,8 @@ class Arrow:
 
     @contextmanager
     def _reader(self, included: list[int] | None) -> Iterator[Any]:
-        """Columns by their numbers, or all. What is included is decoded alone, but copied where it could be mapped."""
+        """Columns by their numbers, or all. Only included columns are decoded; they are copied even if they could be
+        mapped."""
         pa = arrow_library("pyarrow")
         chosen = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
         with pa.memory_map(self.file.path) as mapped, pa.ipc.open_file(mapped, options=chosen) as reader:
@@ -210,7 +211,7 @@ class Arrow:
             return reader.get_batch(number)
 
     def pieces(self, name: str, rows: int) -> Iterator[Any]:
-        """A column from its beginning, in pieces of so many rows; compressed batches are decoded whole."""
+        """A column from its beginning, in pieces of a few rows; compressed batches are decoded whole."""
         for number in range(len(self.rows)):
             batch = self.part(number, [name])
             for begin in range(0, batch.num_rows, rows):

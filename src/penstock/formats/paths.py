@@ -103,8 +103,8 @@ def _known_suffix(name: str) -> str:
 
 
 def _matches(pattern: str, left_out: list[DataError | SourceError] | None) -> list[str]:
-    """What a pattern matches, in the order of numbers in names. Folders are passed over, if nothing says that they are
-    datasets.
+    """What a pattern matches, in the order of numbers in names. Folders that are not datasets are
+    skipped.
     """
     found = []
     for name in sorted(glob.glob(pattern, recursive=True), key=_natural):

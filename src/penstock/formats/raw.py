@@ -32,7 +32,7 @@ def open_file(path: str, name: str, row: tuple[np.dtype, tuple[int, ...]], offse
     rows, rest = divmod(file.size - offset, row_bytes)
     if file.size < offset or rest:
         raise Truncated(
-            f"{path}: {max(0, file.size - offset):,} bytes after offset {offset:,} are no whole number of rows of "
+            f"{path}: {max(0, file.size - offset):,} bytes after offset {offset:,} are not a whole number of rows of "
             f"{row_bytes:,} bytes ({stored} {shape}): check dtype, shape and offset, or fetch the file again"
         )
     array = Contiguous(file=file, name=name, stored=stored, shape=shape, rows=rows, offset=offset)

@@ -25,7 +25,7 @@ PICTURE_HEAD_BYTES = 2048
 # The most bytes that are searched for the size.
 LONGEST_HEAD_BYTES = 16 * MiB
 
-# With on_error="skip", so many samples are tried until one shows what a field holds.
+# With on_error="skip": how many samples are tried until one shows what a field holds.
 MOST_TRIED = 100
 
 
@@ -41,7 +41,7 @@ class SampleFields:
     """Whether the table's fields are patterns of keys."""
 
     def members(self, name: str, column: int, kind_of: Callable[[bytes], Kind]) -> Members:
-        """One field: all of a column, read as the kind that its first sample tells."""
+        """One field: all of a column, read as the kind of its first sample."""
         table, offsets = self.table, self.table.offsets[:, column]
         there = offsets != NOT_THERE
         if not there.all() and self.options.on_error == "raise":
@@ -77,7 +77,7 @@ class SampleFields:
         return (field if self.patterns else f"*.{field}").replace("*", self.table.key(sample), 1)
 
     def _kind(self, column: int, samples: np.ndarray, kind_of: Callable[[bytes], Kind]) -> Kind:
-        """What the first sample holds, which all must; or the first that can be read, where bad ones are skipped."""
+        """The kind of the first sample, which all must have; of the first readable one, if bad ones are skipped."""
         first_error: DataError | None = None
         for sample in samples[: MOST_TRIED if self.options.on_error == "skip" else 1].tolist():
             try:
@@ -111,7 +111,7 @@ class SampleFields:
 
 
 def count_pixels(handle: Handle, offset: int, length: int) -> int:
-    """What a picture's header declares; 0 for one that cannot be read, which is an error when it is wanted."""
+    """The size that a picture's header declares; 0 if it cannot be read, which is an error when the picture is read."""
     for most in (PICTURE_HEAD_BYTES, LONGEST_HEAD_BYTES):
         data = np.empty(min(most, length), np.uint8)
         handle.read_into(offset, data)

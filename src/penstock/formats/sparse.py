@@ -36,7 +36,7 @@ def with_matrices(rows: Mapping[str, int], attributes_of: Callable[[str], Mappin
 
 
 def rows_of(attributes: Mapping[str, Any]) -> int:
-    """The number of rows of a sparse matrix; -1 where its attributes do not say it."""
+    """The number of rows of a sparse matrix; -1 if its attributes do not give it."""
     sizes = np.asarray(attributes.get(SHAPE, ()))
     return int(sizes[0]) if sizes.shape == (2,) and sizes.dtype.kind in "iu" else -1
 

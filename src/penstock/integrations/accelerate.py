@@ -13,8 +13,8 @@ from typing import Any
 
 from penstock.base.requirements import needs
 from penstock.errors import ConfigError
-from penstock.loader.deal import Deal
-from penstock.loader.loader import Loader, feed_of
+from penstock.loader.loader import Loader, runtime_of
+from penstock.loader.partition import Partition
 from penstock.loader.plan_text import ALONE
 from penstock.loader.ranks import place_of
 
@@ -34,26 +34,26 @@ def for_accelerate(loader: Loader) -> "AccelerateLoader":
     if not isinstance(loader, Loader):
         raise ConfigError(f"for_accelerate({type(loader).__name__}): expected a penstock.Loader")
     mesh = AcceleratorState._shared_state.get("device_mesh")  # AcceleratorState() would make one
-    deal = deal_of(loader)
-    if mesh is not None and place_of(None, None, mesh) != (deal.rank, deal.world_size):
+    partition = partition_of(loader)
+    if mesh is not None and place_of(None, None, mesh) != (partition.rank, partition.world_size):
         raise ConfigError(
-            f"for_accelerate: the loader is rank {deal.rank} of {deal.world_size}, but the Accelerator has a mesh with "
-            f"axes {mesh.mesh_dim_names}: make the loader with mesh=accelerator.torch_device_mesh, so that ranks that "
-            f"share a model get the same batches"
+            f"for_accelerate: the loader is rank {partition.rank} of {partition.world_size}, but the Accelerator has a "
+            f"mesh with axes {mesh.mesh_dim_names}: make the loader with mesh=accelerator.torch_device_mesh, so that "
+            f"ranks that share a model get the same batches"
         )
     return AccelerateLoader(loader)
 
 
-def deal_of(loader: Loader) -> Deal:
+def partition_of(loader: Loader) -> Partition:
     """How samples are dealt to batches and ranks."""
-    return feed_of(loader).sources[ALONE].deal
+    return runtime_of(loader).sources[ALONE].partition
 
 
 class Batches(Dataset):
     """The batches of the current epoch by their numbers. The first one asked for decides where reading begins."""
 
     def __init__(self, owner: "AccelerateLoader", loader: Loader) -> None:
-        self.total_dataset_length = deal_of(loader).length
+        self.total_dataset_length = partition_of(loader).length
         self._owner, self._loader = owner, loader
         self._iterator: Iterator[Any] = iter(())
         self._next: int | None = None
@@ -67,7 +67,7 @@ class Batches(Dataset):
 
     def _batch(self, number: int) -> Any:
         if number != self._next:
-            samples = min(number * deal_of(self._loader).step_samples, len(self))
+            samples = min(number * partition_of(self._loader).step_samples, len(self))
             self._loader.load_state_dict({**self._loader.state_dict(), "samples": samples})
             self._iterator = iter(self._loader)
         self._next = number + 1
@@ -124,7 +124,7 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader):  # type: ignore[misc]
         super().__init__(batches, batch_sampler=Numbers(self, batches, loader), collate_fn=take_one)
         self.loader, self._batches = loader, batches
         self.gradient_state = GradientState()
-        self.total_batch_size = deal_of(loader).step_samples
+        self.total_batch_size = partition_of(loader).step_samples
         self.total_dataset_length = len(batches)
         self._drop_last = loader.drop_last
 
@@ -141,7 +141,7 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader):  # type: ignore[misc]
 
     def hand_out(self, batch: Any) -> Any:
         """A batch on the accelerator's device, after noting whether it is the last one."""
-        self.end_of_dataloader = feed_of(self.loader).at_end
+        self.end_of_dataloader = runtime_of(self.loader).at_end
         return send_to_device(batch, PartialState().device)
 
     def set_epoch(self, epoch: int) -> None:

@@ -5,7 +5,7 @@ checkpoint. What is left to do here:
 
 - Loaders must be made after Lightning has started the process group: ``DataModule`` makes them in its hooks.
 - Lightning skips the saved positions if the model asks for ``trainer.estimated_stepping_batches`` (its issue 20550). It
-  counts batches, and another number of ranks has other batches. With ``limit_train_batches`` it would go on in the
+  counts batches, and another number of ranks has other batches. With ``limit_train_batches`` it would continue in the
   middle of an epoch that it has left. ``RestoreLoaders`` puts all of that right.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from penstock.base.requirements import needs
 from penstock.dataset.dataset import Dataset
 from penstock.errors import StateMismatch
-from penstock.loader.loader import Loader, feed_of
+from penstock.loader.loader import Loader, runtime_of
 from penstock.loader.multi import MultiLoader
 
 with needs("lightning", "2.5", "lightning", "pytorch_lightning"):
@@ -138,10 +138,10 @@ def _count_batches_anew(trainer: Trainer, loaders: list[Loader | MultiLoader]) -
     if len(loaders) > 1:
         raise StateMismatch(
             "the checkpoint was saved with another batch size or number of ranks, and there are several training "
-            "loaders: Lightning cannot go on in the middle of their epoch. Resume with the same ones"
+            "loaders: Lightning cannot continue in the middle of their epoch. Resume with the same ones"
         )
     current, (loader,) = trainer.fit_loop.epoch_loop.batch_progress.current, loaders
-    moved = len(loader) - feed_of(loader).steps_ahead - current.processed
+    moved = len(loader) - runtime_of(loader).steps_ahead - current.processed
     for count in ("ready", "started", "processed", "completed"):
         setattr(current, count, getattr(current, count) + moved)
 

@@ -55,7 +55,7 @@ class EpochIterator:
 class DatasetBatches:
     """The batches of one dataset in one epoch. When it ends, for whatever reason, so do its threads and files.
 
-    more_slots:  called when the caller keeps so many batches that slots were added
+    more_slots:  called when slots were added because the caller keeps batches
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class DatasetBatches:
         self.source, self.readers = source, readers
         self._prefix = prefix(name)
         self._meter, self._more_slots = meter, more_slots
-        self._deal, self._output = readers.epoch.deal, source.output
-        self._steps, self._together = self._deal.steps, readers.plan.batches_filled_together
+        self._partition, self._output = readers.epoch.partition, source.output
+        self._steps, self._together = self._partition.steps, readers.plan.batches_filled_together
         self._started: deque[tuple[HandOver, np.ndarray]] = deque()
         self._next_start = self._next_delivery = 0
         self._left_out = 0
@@ -86,7 +86,7 @@ class DatasetBatches:
     @property
     def position(self) -> int:
         """Samples of the epoch that all ranks together have delivered."""
-        return self._deal.position_after(self._next_delivery)
+        return self._partition.position_after(self._next_delivery)
 
     def deliver(self) -> tuple[Any, int]:
         """The next batch, and how many samples it has."""
@@ -200,7 +200,7 @@ class Steps(ABC):
         self.streams = streams
         self._position, self._watchers = position, watchers
         self._first = next(iter(streams.values()))
-        self._has_one_rank = self._first.source.deal.world_size == 1
+        self._has_one_rank = self._first.source.partition.world_size == 1
         self._process = os.getpid()
         self._bar: tuple[Bar, Callable[[], Stats]] | None = None
         self._why_ended = ""
@@ -240,7 +240,7 @@ class Steps(ABC):
                 return step
 
     def show(self, bar: Bar, stats: Callable[[], Stats]) -> None:
-        """Show on this bar how far the epoch is, and at its end, what it took."""
+        """Show the progress of the epoch on this bar, and a summary at its end."""
         self._bar = bar, stats
 
     def end(self, why: str) -> None:

@@ -19,8 +19,8 @@ from penstock.dataset.explain import GOOD_QUALITY, epoch_bytes
 from penstock.errors import ConfigError
 from penstock.formats.inspect import inspect
 from penstock.formats.open import open, open_quietly
-from penstock.loader.deal import Deal
-from penstock.loader.loader import Loader, feed_of
+from penstock.loader.loader import Loader, runtime_of
+from penstock.loader.partition import Partition
 from penstock.loader.plan import Plan, make_plan
 from penstock.loader.plan_request import Request
 from penstock.loader.plan_text import ALONE, HolderRow, as_html, text_lines
@@ -204,8 +204,8 @@ def plan(
 
 
 def _of_loader(ds: Dataset, loader: Loader, options: Mapping[str, Any], habits: Habits, measure: float) -> Forecast:
-    source = feed_of(loader).sources[ALONE]
-    deal = source.deal
+    source = runtime_of(loader).sources[ALONE]
+    partition = source.partition
     chosen = [name for name in options.get("columns") or ds.fields if name in ds.fields]
     found = inspect(ds)
     paths = [path for path in found.paths if path.field in chosen]
@@ -213,8 +213,8 @@ def _of_loader(ds: Dataset, loader: Loader, options: Mapping[str, Any], habits: 
     once = epoch_bytes(ds.delivered)
     rows_per_read = {path.field: 1 if loader.plan.window_rows else path.block_rows for path in paths}
     # Where rows of a block are read one by one, the block is read again for each of them.
-    read_bytes = sum(once[name] * rows for name, rows in rows_per_read.items()) // deal.world_size
-    trial, samples = try_out(loader, measure) if measure else None, _samples(deal, loader.plan)
+    read_bytes = sum(once[name] * rows for name, rows in rows_per_read.items()) // partition.world_size
+    trial, samples = try_out(loader, measure) if measure else None, _samples(partition, loader.plan)
     if trial is not None and trial.epoch_bytes is not None:
         read_bytes = trial.epoch_bytes
     elif trial is not None and not read_bytes and trial.samples:  # files of unknown length
@@ -226,15 +226,15 @@ def _of_loader(ds: Dataset, loader: Loader, options: Mapping[str, Any], habits: 
     job = LoadingJob(loader.plan.batch_rows * contents.sample_bytes, stored, len(ds))
     ample = make_plan(replace(source.request, limit_bytes=UNBOUNDED, most_threads=0)).planned_bytes
     return Forecast(
-        contents, loader.plan, ample_bytes=ample, pinned=source.output.pin is not None, world_size=deal.world_size,
+        contents, loader.plan, ample_bytes=ample, pinned=source.output.pin is not None, world_size=partition.world_size,
         read_bytes=read_bytes, seconds=seconds, rivals=rivals(job, habits),
         advice=_advice(contents, loader.plan, ample, paths, whole_seconds),
     )  # fmt: skip
 
 
-def _samples(deal: Deal, made: Plan) -> int:
+def _samples(partition: Partition, made: Plan) -> int:
     """Samples of this rank in an epoch."""
-    return min(deal.steps * made.batch_rows, deal.length)
+    return min(partition.steps * made.batch_rows, partition.length)
 
 
 def _from_shapes(shapes: Shapes, batch_size: int, files: int, habits: Habits, options: Mapping[str, Any]) -> Forecast:
@@ -245,16 +245,16 @@ def _from_shapes(shapes: Shapes, batch_size: int, files: int, habits: Habits, op
         raise ConfigError(f"{name}: needs files to look at; from shapes alone, a plan takes {', '.join(known)}")
     asked = {**known, **options}
     limit, note = memory_limit(asked["memory"])
-    deal = Deal(contents.rows, batch_size, 0, asked["world_size"])
+    partition = Partition(contents.rows, batch_size, 0, asked["world_size"])
     request = Request(
-        fields=fields, batch_rows=min(batch_size, contents.rows), steps=deal.steps, threads=asked["threads"],
+        fields=fields, batch_rows=min(batch_size, contents.rows), steps=partition.steps, threads=asked["threads"],
         limit_bytes=limit, limit_note=note, scratch_bytes=lambda rows: 0, shuffle_quality=1.0,
     )  # fmt: skip
     made, ample = make_plan(request), make_plan(replace(request, limit_bytes=UNBOUNDED)).planned_bytes
     job = LoadingJob(made.batch_rows * contents.sample_bytes, contents.sample_bytes, contents.rows)
     return Forecast(
-        contents, made, ample_bytes=ample, pinned=False, world_size=deal.world_size,
-        read_bytes=contents.whole_bytes // deal.world_size, seconds=None, rivals=rivals(job, habits),
+        contents, made, ample_bytes=ample, pinned=False, world_size=partition.world_size,
+        read_bytes=contents.whole_bytes // partition.world_size, seconds=None, rivals=rivals(job, habits),
         advice=_advice(contents, made, ample, [], None),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.loader.permutation import generator
 
-# Times drawn at once.
+# Times drawn at a time.
 PIECE = 1024
 
 

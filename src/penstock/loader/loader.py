@@ -11,15 +11,15 @@ from penstock.base.spec import Origin
 from penstock.dataset.composition import check_dataset
 from penstock.dataset.dataset import Dataset, OnError
 from penstock.errors import ConfigError
-from penstock.loader.deal import Tail
 from penstock.loader.epoch import OneDataset
-from penstock.loader.feed import Feed, make_sources
 from penstock.loader.nonfinite import Nan
 from penstock.loader.order import Order
+from penstock.loader.partition import Tail
 from penstock.loader.plan import Plan
 from penstock.loader.plan_text import ALONE
 from penstock.loader.ranks import Rank
 from penstock.loader.request import order_of
+from penstock.loader.runtime import LoaderRuntime, make_sources
 from penstock.loader.source import LoaderOptions
 from penstock.loader.stats import Report, Stats
 
@@ -49,22 +49,22 @@ OF_TORCH = {
 class BaseLoader:
     """What loaders of one and of several datasets have in common."""
 
-    _feed: Feed
+    _runtime: LoaderRuntime
 
     def __iter__(self) -> Iterator[Any]:
         """The next epoch, or the rest of one from a loaded position.
 
         It begins with the first ``next``, which ends an iteration still under way; until then nothing changes.
         """
-        return self._feed.iterate()
+        return self._runtime.iterate()
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the latest batch delivered, as JSON."""
-        return self._feed.save()
+        return self._runtime.save()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position with the next iteration; batch size, budget, threads and ranks may differ."""
-        self._feed.load(state)
+        self._runtime.load(state)
 
     @property
     def epoch(self) -> int:
@@ -73,11 +73,11 @@ class BaseLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch with the next iteration: from its beginning, or from a position loaded inside it."""
-        self._feed.set_epoch(epoch)
+        self._runtime.set_epoch(epoch)
 
     def stats(self) -> Stats:
         """Rate, waits, memory and bottleneck of the current or latest epoch."""
-        return self._feed.stats()
+        return self._runtime.stats()
 
     def report(self) -> Report:
         """What the current or latest epoch left out, filled in, or could not check."""
@@ -85,7 +85,7 @@ class BaseLoader:
 
     def close(self) -> None:
         """End the iteration under way, its threads and files, and free the memory that is not lent."""
-        self._feed.close()
+        self._runtime.close()
 
     def __enter__(self: Self) -> Self:
         return self
@@ -120,7 +120,7 @@ class Loader(BaseLoader):
     on_error:    "raise", or "skip": samples that cannot be read are left out of their batch, which is then smaller,
                  and are counted and listed in ``report()``. An empty batch is left out too, unless there are several
                  ranks, which must take the same steps
-    max_errors:  with "skip": raise after so many per epoch
+    max_errors:  with "skip": raise after this many per epoch
     nan:         values that are NaN or infinite: "pass" does not look for them; "count" counts them by field in
                  ``stats()``; "raise" treats such a sample as unreadable. Looking takes about as long as copying the
                  values
@@ -173,7 +173,9 @@ class Loader(BaseLoader):
         self.dataset = ds
         """What is loaded."""
         identity = self._source.identity
-        self._feed = Feed(sources, held_before=held_before, make_steps=OneDataset, identity=identity, progress=progress)
+        self._runtime = LoaderRuntime(
+            sources, held_before=held_before, make_steps=OneDataset, identity=identity, progress=progress
+        )
 
     @property
     def plan(self) -> Plan:
@@ -183,21 +185,21 @@ class Loader(BaseLoader):
     @plan.setter
     def plan(self, plan: Plan) -> None:
         """For a plan that also reserves memory for something else, such as opening the files."""
-        self._feed.plan = self._source.plan = plan
+        self._runtime.plan = self._source.plan = plan
 
     @property
     def batch_size(self) -> int:
         """Samples per batch on each rank."""
-        return self._source.deal.batch_size
+        return self._source.partition.batch_size
 
     @property
     def drop_last(self) -> bool:
         """Whether the last, smaller batch is left out."""
-        return self._source.deal.drop_last
+        return self._source.partition.drop_last
 
     def __len__(self) -> int:
         """Batches in a whole epoch, the same on every rank."""
-        return self._source.deal.steps
+        return self._source.partition.steps
 
     def origin(self, row: int) -> Origin:
         """Where a sample comes from."""
@@ -211,12 +213,12 @@ class Loader(BaseLoader):
         return html.paragraph(self._summary()) + columns + self.plan._repr_html_()
 
     def _summary(self) -> str:
-        deal, plan, at = self._source.deal, self.plan, self._feed.position
-        ranks = f", rank {deal.rank} of {deal.world_size}" if deal.world_size > 1 else ""
+        partition, plan, at = self._source.partition, self.plan, self._runtime.position
+        ranks = f", rank {partition.rank} of {partition.world_size}" if partition.world_size > 1 else ""
         return (
-            f"Loader: {deal.steps:,} batches of {deal.batch_size:,} samples{ranks}, in "
+            f"Loader: {partition.steps:,} batches of {partition.batch_size:,} samples{ranks}, in "
             f"{format_size(plan.planned_bytes)} of {format_size(plan.limit_bytes)}; epoch {at.epoch}, "
-            f"{at.samples[ALONE]:,} of {deal.length:,} samples delivered"
+            f"{at.samples[ALONE]:,} of {partition.length:,} samples delivered"
         )
 
     def _describe_columns(self) -> dict[str, str]:
@@ -224,6 +226,6 @@ class Loader(BaseLoader):
         return {name: str(fields.get(name, "names each sample")) for name in self._source.columns or fields}
 
 
-def feed_of(loader: BaseLoader) -> Feed:
+def runtime_of(loader: BaseLoader) -> LoaderRuntime:
     """The engine of a loader, for reports and trials."""
-    return loader._feed
+    return loader._runtime

@@ -9,17 +9,17 @@ from penstock.base.checks import explains_arguments, shown
 from penstock.base.sizes import format_size
 from penstock.dataset.dataset import Dataset, OnError
 from penstock.errors import ConfigError
-from penstock.loader.deal import Tail
 from penstock.loader.epoch import Alternate, Together
-from penstock.loader.feed import Feed, make_sources
 from penstock.loader.interleave import Interleaved
 from penstock.loader.loader import OF_TORCH, BaseLoader
 from penstock.loader.nonfinite import Nan
 from penstock.loader.order import Order, check_seed, repeated
+from penstock.loader.partition import Tail
 from penstock.loader.permutation import generator
 from penstock.loader.plan import JointPlan
 from penstock.loader.ranks import Rank
 from penstock.loader.request import order_of
+from penstock.loader.runtime import LoaderRuntime, make_sources
 from penstock.loader.source import LoaderOptions
 
 Mode = Literal["together", "alternate"]
@@ -49,15 +49,15 @@ class MultiLoader(BaseLoader):
     batch_size:  samples per batch on each rank; a dict where datasets differ
     samples:     what an epoch is. "all": every sample of every dataset exactly once; in "together", datasets that have
                  ended are absent from the last steps. "shortest" and "longest": as many steps of each dataset as the
-                 one with the fewest or the most. A dict: so many samples of each. If an epoch takes only part of a
-                 dataset, the next one continues there; each pass over a dataset has a new order, so that every
+                 one with the fewest or the most. A dict: the number of samples of each. If an epoch takes only part of
+                 a dataset, the next one continues there; each pass over a dataset has a new order, so that every
                  sample comes once before any comes twice
     shuffle:     within each dataset, as in ``Loader``, and in "alternate" the sequence of datasets too
     seed:        decides all orders, together with the epoch; no two datasets are shuffled alike
     memory:      the most that may be held for all datasets together
     threads:     the most reader threads for all datasets together
     processes:   in how many processes they read, as in ``Loader``
-    max_errors:  with ``on_error="skip"``: raise after so many per epoch and dataset
+    max_errors:  with ``on_error="skip"``: raise after this many per epoch and dataset
 
     All other arguments are as in ``Loader``.
     """
@@ -102,10 +102,10 @@ class MultiLoader(BaseLoader):
         orders = _for_epochs(orders, sizes, samples)
         sources, held_before = make_sources(datasets, orders, sizes, options)
         times = {
-            name: Interleaved(name, len(orders[name]), source.deal.step_samples, seed if shuffle else None)
+            name: Interleaved(name, len(orders[name]), source.partition.step_samples, seed if shuffle else None)
             for name, source in sources.items()
         }
-        self._feed = Feed(
+        self._runtime = LoaderRuntime(
             sources,
             held_before=held_before,
             make_steps=Together if mode == "together" else Alternate,
@@ -117,13 +117,13 @@ class MultiLoader(BaseLoader):
     @property
     def plan(self) -> JointPlan:
         """What the loader will use, decided before anything is read."""
-        plan = self._feed.plan
+        plan = self._runtime.plan
         assert isinstance(plan, JointPlan)
         return plan
 
     def __len__(self) -> int:
         """Steps in a whole epoch, the same on every rank."""
-        steps = [source.deal.steps for source in self._feed.sources.values()]
+        steps = [source.partition.steps for source in self._runtime.sources.values()]
         return max(steps) if self.mode == "together" else sum(steps)
 
     def __repr__(self) -> str:
@@ -134,19 +134,20 @@ class MultiLoader(BaseLoader):
         return html.paragraph(self._summary()) + table + self.plan._repr_html_()
 
     def _summary(self) -> str:
-        plan, deal = self.plan, next(iter(self._feed.sources.values())).deal
-        ranks = f", rank {deal.rank} of {deal.world_size}" if deal.world_size > 1 else ""
+        plan, partition = self.plan, next(iter(self._runtime.sources.values())).partition
+        ranks = f", rank {partition.rank} of {partition.world_size}" if partition.world_size > 1 else ""
         return (
-            f'MultiLoader of {len(self._feed.sources)} datasets, "{self.mode}": {len(self):,} steps{ranks}, in '
-            f"{format_size(plan.planned_bytes)} of {format_size(plan.limit_bytes)}; epoch {self._feed.position.epoch}"
+            f'MultiLoader of {len(self._runtime.sources)} datasets, "{self.mode}": {len(self):,} steps{ranks}, in '
+            f"{format_size(plan.planned_bytes)} of {format_size(plan.limit_bytes)}; "
+            f"epoch {self._runtime.position.epoch}"
         )
 
     def _describe_members(self) -> dict[str, str]:
-        samples = self._feed.position.samples
+        samples = self._runtime.position.samples
         return {
-            name: f"{source.deal.steps:,} batches of {source.deal.batch_size:,}, {samples[name]:,} of "
-            f"{source.deal.length:,} samples delivered"
-            for name, source in self._feed.sources.items()
+            name: f"{source.partition.steps:,} batches of {source.partition.batch_size:,}, {samples[name]:,} of "
+            f"{source.partition.length:,} samples delivered"
+            for name, source in self._runtime.sources.items()
         }
 
 

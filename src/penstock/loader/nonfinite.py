@@ -11,7 +11,7 @@ import numpy as np
 Nan = Literal["pass", "count", "raise"]
 """What to do about them."""
 
-# Elements checked at once.
+# Elements checked at a time.
 BLOCK = 64 * 1024
 
 

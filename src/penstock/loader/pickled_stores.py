@@ -55,7 +55,7 @@ class PickledStores:
 
     @property
     def bytes(self) -> int:
-        """What all processes together hold of it."""
+        """Bytes of it that all processes hold together."""
         return self.layout.bytes
 
     @property

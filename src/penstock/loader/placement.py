@@ -67,9 +67,9 @@ class Placement:
     process_bytes: int = 0
     """What each process holds, scratch apart."""
     shared_bytes: int = 0
-    """What all of them share: a copy of the tables."""
+    """Memory that all of them share: a copy of the tables."""
     why: str = ""
-    """Why so many, where nobody asked for a number."""
+    """Why this many, if the caller gave no number."""
     is_asked_for: bool = False
     """Whether the caller gave the number of processes."""
 
@@ -98,7 +98,7 @@ def place(
         return sized
     if sized.process_bytes > MOST_PROCESS_BYTES:
         each = format_size(sized.process_bytes)
-        return replace(found, why=f"threads read here: each process would hold {each} of its own")
+        return replace(found, why=f"threads read here: each process would hold its own {each}")
     room = max(0, limit_bytes // part - sized.shared_bytes) // sized.process_bytes
     count = min(-(-wanted.threads // per_process), room)
     if count < 2:
@@ -166,7 +166,7 @@ def _threads(threads: int | Auto, paths: Sequence[ReadPath]) -> Placement:
 
 
 def has_function(store: StoreBase) -> bool:
-    """Whether a function of the caller's runs while rows are read."""
+    """Whether a caller's function runs while rows are read."""
     return any(True for _ in functions(store))
 
 

@@ -72,7 +72,7 @@ class _Reservations:
     processes: int = 0
     """Processes that the threads are in; 0 where they are threads of this process."""
     placement_note: str = ""
-    """Why so many processes, where nobody asked for a number."""
+    """Why this number of processes, if the caller gave none."""
 
     @property
     def planned_bytes(self) -> int:
@@ -166,7 +166,7 @@ class BudgetShare:
 
     @property
     def slots_bytes(self) -> int:
-        """What all slots hold at most."""
+        """The most bytes that all slots hold."""
         return self.request.tight_bytes(self.slots) if self.is_tight else self.slots * self.batch_bytes
 
     @property
@@ -174,7 +174,7 @@ class BudgetShare:
         return _read_bytes(self.request, self.rows_per_read) + THREAD_BYTES
 
     def slots_wanted(self, threads: int) -> int:
-        """How many slots would be used if memory allowed, with so many threads at work on this request.
+        """How many slots would be used if memory allowed, with ``threads`` threads at work on this request.
 
         One more than the epoch has batches: its last one may still be kept when the next epoch begins.
         """
@@ -183,7 +183,7 @@ class BudgetShare:
 
 
 def record_bytes(batch_rows: int) -> int:
-    """What the schedule keeps of one batch."""
+    """Bytes that the schedule keeps per batch."""
     return BATCH_RECORD_BYTES + BATCH_ROW_BYTES * batch_rows
 
 
@@ -297,7 +297,7 @@ def _more_slots(spent: Sequence[BudgetShare], threads: int, free_bytes: int) -> 
 
 
 def _at_work(threads: int, requests: int) -> int:
-    """Threads at work on one of so many requests at a time."""
+    """Threads at work on one of ``requests`` requests at a time."""
     return -(-threads // requests)
 
 
@@ -355,12 +355,12 @@ def _read_sizes(request: Request) -> list[int]:
 
 
 def _read_bytes(request: Request, rows: int) -> int:
-    """What a thread takes for a read of so many rows."""
+    """What a thread needs for a read of ``rows`` rows."""
     return request.scratch_bytes(rows) + READ_ROW_BYTES * rows
 
 
 def _slots_wanted(request: Request, threads: int, rows_per_read: int) -> int:
-    """Beyond these, more slots would only hold batches that nobody waits for."""
+    """Beyond these, more slots would only hold batches that are not needed yet."""
     in_flight = request.window_batches or -(-threads * rows_per_read // request.batch_rows)
     return 2 * in_flight + 2 + request.spare_slots
 

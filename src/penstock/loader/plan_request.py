@@ -21,9 +21,9 @@ class Request:
     """How many threads to start with."""
     limit_bytes: int
     scratch_bytes: Callable[[int], int]
-    """What one read of so many rows borrows."""
+    """What one read of ``rows`` rows borrows."""
     most_rows: int = NO_LIMIT
-    """The most rows of a read: as many as a function of the caller's handles in some tens of milliseconds."""
+    """The most rows of a read: as many as the caller's function handles in some tens of milliseconds."""
     index_bytes: int = 0
     shared_index: Mapping[int, int] = field(default_factory=dict)
     """Further index bytes that may be shared with other datasets, by the id of what is shared."""

@@ -6,8 +6,8 @@ without the interpreter's lock. Until the process is up, the thread reads by its
 1. Processes are fresh interpreters, never forks: the caller may have threads, or a device in use. They do not run the
    caller's ``__main__`` again.
 2. They live as long as the loader, whatever happens to it: they end when their control socket closes.
-3. A process that dies costs a pause. Nobody knows which of its reads killed it, so each is done again by itself in a
-   new process. One that kills that too is done by halves, until the sample is found that no process survives.
+3. A process that dies costs a pause. It is unknown which of its reads killed it, so each is repeated alone in a
+   new process. A read that kills that too is halved, until the sample is found that no process survives.
 4. A process that is still reading when an epoch ends early is killed: nobody waits for a slow function.
 """
 
@@ -37,7 +37,7 @@ START_WITHIN_S = 60.0
 
 LOOK_EVERY_S = 0.01
 
-# A process that dies so often before it is up will not come up at all.
+# A process that dies this often before it is up will never come up.
 EARLY_DEATHS = 3
 
 # How long ending an epoch waits for reads under way, before it kills their processes.
@@ -81,7 +81,7 @@ class ReaderProcesses:
 
     @property
     def held_bytes(self) -> int:
-        """What the processes hold, shared memory apart."""
+        """Memory of the processes without shared memory."""
         return sum(anonymous_bytes(process.pid) for process in self.processes if process.pid is not None)
 
     def wait(self, seconds: float) -> None:
@@ -102,7 +102,7 @@ class ReaderProcesses:
         return self._connections[number]
 
     def end(self, generation: int) -> None:
-        """Have the reads of this epoch given up, and files closed."""
+        """Cancel the reads of this epoch, and close files."""
         for process in self.processes:
             process.send(EndEpoch(generation))
 
@@ -237,7 +237,7 @@ class ReaderProcess:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else reads in this process inside the ``with``: a read is suspected to have killed it."""
+        """No other thread reads in this process inside the ``with``: a read is suspected to have killed it."""
         with self._turn:
             self._suspects += 1
             self._turn.wait_for(lambda: not self._one_is_alone)
@@ -271,7 +271,7 @@ class ReaderProcess:
             self._fail(str(error))
 
     def _receive(self) -> bool:
-        """Whether the process has said that it is ready."""
+        """Whether the process has reported that it is ready."""
         if self._control is None:
             return False
         poll = select.poll()
@@ -358,7 +358,7 @@ class ReaderConnection:
         return self.do_alone(task, descriptor)
 
     def do_alone(self, task: ReadTask, descriptor: int) -> ReadAnswer:
-        """Have a read done while nobody else reads in the process; ``ReaderDied`` if it kills it."""
+        """Have a read done while no other thread reads in the process; ``ReaderDied`` if it kills it."""
         with self.process.alone():
             self.process.restart()
             try:
@@ -396,4 +396,4 @@ class ReaderConnection:
 
 
 NOTHING = ReadAnswer(0.0, 0.0, Counters())
-"""Of a read that nobody waits for any more."""
+"""The answer to a read that is not needed any more."""

@@ -72,7 +72,7 @@ def stack(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def is_plain(values: torch.Tensor) -> bool:
-    """Whether a tensor is no more than numbers in memory."""
+    """Whether a tensor is just numbers in memory."""
     usual = type(values) is torch.Tensor and values.device.type == "cpu" and values.layout == torch.strided
     return usual and not (values.requires_grad or values.is_quantized or values.is_conj() or values.is_neg())
 
@@ -93,7 +93,7 @@ def write_row(block: torch.Tensor, row: int, values: torch.Tensor) -> None:
 
 
 SENT_BY_VALUE = 64 * KiB
-"""Copying so many bytes takes less than sending a descriptor of them."""
+"""Copying fewer bytes takes less time than sending a descriptor of them."""
 
 
 def send_rooms() -> bool:
@@ -243,7 +243,7 @@ def _converted(values: torch.Tensor, cast: Cast) -> torch.Tensor:
 
 
 class _DeviceRescale:
-    """What was put off, with its tables on the device; the same operations in the same order as on the way there."""
+    """A deferred normalization, with its tables on the device; the same operations in the same order as on the CPU."""
 
     def __init__(self, rescale: Rescale, device: torch.device) -> None:
         self.groups, self.dtype = rescale.groups, torch_dtype(rescale.dtype)

@@ -96,7 +96,7 @@ def mesh_place(mesh: Any) -> Place:
     except AttributeError:
         raise ConfigError(f"mesh={shown(mesh)}: expected a torch.distributed.device_mesh.DeviceMesh") from None
     if coordinates is None:
-        raise ConfigError(f"mesh={shown(mesh)}: this process is no part of it")
+        raise ConfigError(f"mesh={shown(mesh)}: this process is not part of it")
     axes = [0] if len(shape) == 1 else _data_axes(names, shape)
     rank = 0
     for axis in axes:

@@ -58,7 +58,7 @@ class Ready:
     """The answer to the set-up."""
 
     held_bytes: int
-    """What the process holds with all its imports."""
+    """Memory of the process with all its imports."""
     failure: str = ""
     """Why it cannot read."""
 
@@ -70,7 +70,7 @@ class OpenConnection:
 
 @dataclass(frozen=True)
 class EndEpoch:
-    """Give up the reads of this epoch and of those before it, and close files."""
+    """Cancel the reads of this epoch and of those before it, and close files."""
 
     generation: int
 
@@ -101,7 +101,7 @@ def _end_with_standard_input() -> None:
     os.close(end)
     os.dup2(nothing, 0)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)  # from now on SIGIO tells of it, which ends a process
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)  # from now on SIGIO reports it, which ends a process
 
 
 def _start(control: socket.socket, setup: Setup, stored: int) -> "ReadServer":
@@ -122,7 +122,7 @@ class ReadServer:
         self._blocks: dict[int, tuple[int, SlotBlock]] = {}
         """By dataset: the slots that were mapped last, and their key."""
         self._flags: dict[int, stopping.Flag] = {}
-        """By generation: whether to give up."""
+        """By generation: whether to cancel its reads."""
         self._ended = -1
         self._busy = 0
         self._turn = threading.Lock()
@@ -266,7 +266,7 @@ def _taken_objects(read: Read, block: SlotBlock) -> dict[str, list[Any]]:
 
 
 def _send(connection: socket.socket, task: ReadTask, answer: ReadAnswer) -> None:
-    """Send an answer. Objects that a decoder of the caller's made may not pickle: that is an error of the read."""
+    """Send an answer. Objects that the caller's decoder made may not pickle: then the read fails."""
     try:
         data = wire.framed(pickle_any(answer))
     except Exception as error:

@@ -102,7 +102,7 @@ class Readers:
         self._complete: dict[int, Batch] = {}
         self._stopped = False
         self.have_ended = False
-        """Whether the threads have ended, so that nobody writes to the slots."""
+        """Whether the threads have ended, so that nothing writes to the slots."""
         slots.wake(team.wake_ups)
         team.join(self)
 
@@ -132,7 +132,7 @@ class Readers:
             self._posted.put(posted)
             raise WorkerDied(
                 f"a reader thread ended: {type(posted).__name__}: {posted}. Batches delivered so far are right; "
-                f"load the loader's last state_dict to go on from there"
+                f"load the loader's last state_dict to continue from there"
             ) from posted
         for batch in posted:
             self._complete[batch.step] = batch
@@ -201,7 +201,7 @@ class Readers:
         )  # fmt: skip
 
     def _take_in(self, read: Read, answer: ReadAnswer) -> ReadCosts:
-        """Note what came of a read in its batches; returns what it cost."""
+        """Record the result of a read in its batches; returns what it cost."""
         for number, error in answer.errors.items():
             read.batches[number].error = error.rebuild()
         for number, found in answer.left_out.items():
@@ -325,5 +325,5 @@ def deferred_fields(store: StoreBase, plan: Plan) -> DeferredFields | None:
     if not blocked or batch_bytes < DEFER_FROM_BYTES:
         return None
     shared = -(-plan.batch_rows // plan.threads) if batch_bytes > SHARE_ABOVE_BYTES else plan.batch_rows
-    rows = min(shared, plan.rows_per_read, store.rows_at_once)  # scratch was planned for so many rows per read
+    rows = min(shared, plan.rows_per_read, store.rows_at_once)  # scratch was planned for that many rows per read
     return DeferredFields(tuple(blocked), tuple(free), rows)

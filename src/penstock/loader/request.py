@@ -103,7 +103,7 @@ def _window_rows(window: int | str, row: int) -> int:
 
 
 def _layout(order: Order, paths: Sequence[ReadPath]) -> dict[str, Any]:
-    """What a plan says about how rows are stored and mixed."""
+    """How rows are stored and mixed, as a plan shows it."""
     in_blocks = isinstance(order, InWindows)
     mixing = order.order if isinstance(order, Repeated) else order
     quality = mixing.quality if isinstance(mixing, BlockShuffled) else 1.0 if isinstance(mixing, Shuffled) else None

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.loader.deal import Deal
 from penstock.loader.order import InWindows, Order
+from penstock.loader.partition import Partition
 from penstock.loader.permutation import PIECE
 from penstock.loader.plan import Plan
 from penstock.read.pieces import WHOLE, Share
@@ -45,7 +45,7 @@ class BatchRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What one thread does in one go: rows of one or several batches."""
+    """What one thread does at a time: rows of one or several batches."""
 
     batches: Sequence[Batch]
     """By step."""
@@ -85,9 +85,9 @@ class Epoch:
 
     number: int
     order: Order
-    deal: Deal
+    partition: Partition
     seed: int = 0
-    """Decides, with the number, what functions of the caller's get as random numbers."""
+    """Seeds, with the number, the random numbers of the caller's functions."""
 
 
 TakeSlot = Callable[[], int | None]
@@ -104,16 +104,16 @@ def reads(
 
 
 def _steps(epoch: Epoch, together: int, batch_rows: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """So many steps at a time: the lowest position, all rows, and the bounds of each step among them.
+    """Some steps at a time: the lowest position, all rows, and the bounds of each step among them.
 
     An epoch begins with one step, then two, then four: its first batch waits for no others. The order is asked for
     thousands of positions at a time.
     """
-    deal, count = epoch.deal, 1
+    partition, count = epoch.partition, 1
     stride = together * max(1, PIECE // (together * batch_rows))
-    for first in range(0, deal.steps, stride):
-        last = min(first + stride, deal.steps)
-        positions, bounds = deal.positions(first, last)
+    for first in range(0, partition.steps, stride):
+        last = min(first + stride, partition.steps)
+        positions, bounds = partition.positions(first, last)
         rows = epoch.order.at(epoch.number, positions)
         begin = 0
         while begin < last - first:
@@ -146,7 +146,7 @@ def _count_parts(batch: Batch, rows_per_read: int) -> int:
 def _reads_of(
     batch: Batch, rows_per_read: int, fields: tuple[str, ...] | None = None, *, again: bool = False
 ) -> Iterator[Read]:
-    """A batch by so many rows at a time."""
+    """A batch, some rows at a time."""
     for begin in range(0, len(batch.rows), rows_per_read):
         rows = batch.rows[begin : begin + rows_per_read]
         places = np.arange(begin, begin + len(rows))
@@ -157,23 +157,23 @@ def _block_reads(
     epoch: Epoch, order: InWindows, plan: Plan, take_slot: TakeSlot, deferred: DeferredFields | None
 ) -> Iterator[Read | None]:
     """Window by window: open the batches that reach into it, read its blocks, then the deferred fields."""
-    deal, windows, shares = epoch.deal, order.windows(epoch.number), plan.shares
+    partition, windows, shares = epoch.partition, order.windows(epoch.number), plan.shares
     fields = None if deferred is None else deferred.blocked
     waiting: list[_OpenRows] = []
     steps = _steps(epoch, 1, plan.batch_rows)
     step, ahead = 0, next(steps, None)
     begins: list[int] = []  # of the batches that are not complete
     least = plan.window_batches if plan.is_tight else 0
-    for window in range(int(np.searchsorted(windows, deal.start, side="right")) - 1, len(windows) - 1):
+    for window in range(int(np.searchsorted(windows, partition.start, side="right")) - 1, len(windows) - 1):
         opened = []
-        after = [*begins[1:], deal.length if ahead is None else ahead[0]]  # a batch ends where the next one begins
+        after = [*begins[1:], partition.length if ahead is None else ahead[0]]  # a batch ends where the next one begins
         del begins[: sum(begin <= windows[window] for begin in after)]
         # Where memory is tight, a window begins when at most one batch is complete: the one in the caller's hands.
         while len(begins) < least or (ahead is not None and ahead[0] < windows[window + 1]):
             while (slot := take_slot()) is None:
                 yield None
             if ahead is None:  # nothing will be read into this slot
-                begins.append(deal.length)
+                begins.append(partition.length)
                 continue
             opened.append(Batch(step, slot, ahead[1]))
             begins.append(ahead[0])

@@ -61,7 +61,7 @@ class Segment:
         return self.descriptor < 0 or not _is_locked(self.descriptor, then=fcntl.LOCK_SH)
 
     def empty(self) -> None:
-        """Return its memory to the system, though others may still have it mapped; nobody must look at it again."""
+        """Return its memory to the system, although others may still have it mapped; it must not be read again."""
         if self.descriptor >= 0:
             os.ftruncate(self.descriptor, 0)
 
@@ -100,7 +100,7 @@ def _is_locked(descriptor: int, *, then: int) -> bool:
 
 
 def _open_again(descriptor: int) -> int:
-    """A descriptor with locks of its own."""
+    """A descriptor with its own locks."""
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
 
@@ -205,7 +205,7 @@ def receive(descriptor: int, size: int, owner: int, number: int) -> np.ndarray:
 
 
 def _mapped_of(owner: int) -> dict[int, Segment]:
-    """What is kept of a process for as long as it can send; nothing of one that is not a child of this one."""
+    """The kept segments of a child process; none of a process that is not a child of this one."""
     # Python's own list of children joins those that have ended, and torch would not learn how they did.
     children = list(getattr(process, "_children", ()))
     child = next((each for each in children if each.pid == owner), None)

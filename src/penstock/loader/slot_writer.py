@@ -60,7 +60,7 @@ class SlotWriter:
         try:
             self._store.read(*self._arguments(read, first, last))
         except BaseException as error:
-            if stopping.asked():  # nobody will ask for these batches
+            if stopping.asked():  # these batches are not needed any more
                 return
             if self._skip and isinstance(error, BAD_INPUT):
                 for number in range(first, last):
@@ -118,7 +118,7 @@ class SlotWriter:
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """What the caller gets: an exception raised in a thread must not end the caller's program as an exit would."""
+    """The error that the caller gets: an exit in a thread must not end the caller's program."""
     if isinstance(error, Exception):
         return error
     died = WorkerDied(f"{type(error).__name__} was raised in a reader thread: {error}")

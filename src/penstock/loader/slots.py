@@ -4,8 +4,8 @@ A slot holds one batch. The planned slots lie in one block, field by field, so t
 once. A loan is an object that the lent arrays (and tensors made of them, and views of those) keep alive; when the last
 of them dies, the slot is free again.
 
-A caller who keeps batches keeps their memory: ``ensure`` then adds slots beyond the plan, so that the loader can go on,
-and returns them to the system when they come back unneeded. Never a hang, never an overwritten batch.
+A caller who keeps batches keeps their memory: ``ensure`` then adds slots beyond the plan, so that the loader can
+continue, and returns them to the system when they come back unneeded. Never a hang, never an overwritten batch.
 
 A loan may end at any moment, in any thread, inside any lock, and an exception raised there is dropped: a Ctrl-C that
 landed in a finalizer would be lost. So no Python runs when a loan ends: weak references call ``SimpleQueue.put``, which
@@ -44,7 +44,7 @@ _KEYS = itertools.count()
 
 
 def slot_bytes(fields: Fields, rows: int) -> int:
-    """The memory of one batch of so many rows."""
+    """The memory of one batch of ``rows`` rows."""
     return sum(aligned(rows * spec.row_bytes) for spec in fields.values())
 
 
@@ -137,7 +137,7 @@ class Slots:
             return None
 
     def ensure(self, available: int) -> bool:
-        """Add slots until so many are not in the caller's hands; whether any were added."""
+        """Add slots until ``available`` are not held by the caller; whether any were added."""
         self._take_back()
         missing = available - (self.planned + len(self._added) - len(self._lent))
         for _ in range(missing):
@@ -190,7 +190,7 @@ class Slots:
             self._set_free(number)
 
     def reclaim(self) -> None:
-        """Free whatever is not lent, while nobody reads: an interrupt may have lost a slot between two owners."""
+        """Free all slots that are not lent, while no thread reads: an interrupt may lose one between two owners."""
         while self.take() is not None:
             pass
         for number in [*range(self.planned), *self._added]:
@@ -231,7 +231,7 @@ class Slots:
 
 
 def block_bytes(fields: Fields, places: int) -> int:
-    """The memory of so many places, field by field; Python objects lie elsewhere."""
+    """The memory of ``places`` places, field by field; Python objects lie elsewhere."""
     return sum(aligned(places * spec.row_bytes) for spec in fields.values() if not spec.is_list)
 
 

@@ -10,10 +10,10 @@ from penstock.base import checks
 from penstock.base.spec import Origin
 from penstock.dataset.dataset import Dataset, OnError, check_on_error
 from penstock.dataset.explain import codecs, read_paths, unchecked
-from penstock.loader.deal import Deal, Tail
 from penstock.loader.nonfinite import Nan
 from penstock.loader.order import Order
 from penstock.loader.outputs import Output
+from penstock.loader.partition import Partition, Tail
 from penstock.loader.plan import Plan
 from penstock.loader.ranks import Rank, place_of
 from penstock.loader.readers import Faults, Readers
@@ -49,10 +49,10 @@ class LoaderOptions:
         skip = check_on_error(self.on_error) == "skip"
         return Faults(skip=skip, nan=checks.one_of("nan", self.nan, get_args(Nan)), most=most)
 
-    def deal(self, length: int, batch_size: int) -> Deal:
-        """This rank's share of so many positions."""
+    def partition(self, length: int, batch_size: int) -> Partition:
+        """This rank's partition of ``length`` positions."""
         rank, world_size = place_of(self.rank, self.world_size, self.mesh)
-        return Deal(length, batch_size, rank=rank, world_size=world_size, drop_last=self.drop_last, tail=self.tail)
+        return Partition(length, batch_size, rank=rank, world_size=world_size, drop_last=self.drop_last, tail=self.tail)
 
 
 class Source:
@@ -63,14 +63,14 @@ class Source:
     def __init__(self, ds: Dataset, order: Order, batch_size: int, output: Output, options: LoaderOptions) -> None:
         self.output, self.order = output, order
         self.faults = options.faults()
-        self.deal = options.deal(len(order), batch_size)
+        self.partition = options.partition(len(order), batch_size)
         self.columns, self.fields = check_columns(ds, options.columns), ds.fields
         self._views = {name: axes.order for name, axes in ds.axes.items() if not axes.contiguous}
         self.store = output.prepare(*chosen(ds, self.columns))
         paths = read_paths(self.store)
         self.request = request_for(
-            self.store, paths, order, batch_size=self.deal.batch_size, steps=self.deal.steps, threads=options.threads,
-            processes=options.processes, memory=options.memory, spare_slots=output.spare_slots,
+            self.store, paths, order, batch_size=self.partition.batch_size, steps=self.partition.steps,
+            threads=options.threads, processes=options.processes, memory=options.memory, spare_slots=output.spare_slots,
         )  # fmt: skip
         self.seed = options.seed
         self.identity = {"data": ds.fingerprint, **order.describe()}
@@ -98,7 +98,7 @@ class Source:
             self.slots = Slots(
                 self.store.fields, rows, count, self.output.pin, is_shared=is_shared, is_tight=self.plan.is_tight
             )
-        what = Epoch(epoch, self.order, replace(self.deal, start=samples), self.seed)
+        what = Epoch(epoch, self.order, replace(self.partition, start=samples), self.seed)
         self._readers = Readers(
             self.store, what, self.plan, self.slots, team, wanted_at=wanted_at, faults=self.faults, number=number
         )  # fmt: skip

@@ -126,7 +126,7 @@ class Stats:
     """Bytes that the loader reserved for itself."""
     budget_bytes: int
     kept_batches: int
-    """The most batches that the caller kept at once beyond those planned for."""
+    """The most batches beyond the plan that the caller kept at a time."""
     bytes_read: int = 0
     """From files, gaps between wanted ranges included."""
     chunks_read: int = 0

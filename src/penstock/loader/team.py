@@ -1,11 +1,11 @@
 """Threads that read for one dataset or several, by themselves or through a reader process each.
 
 Reads are handed out one at a time under one lock; the thread that holds it may wait there for a free slot, since all
-others would have to wait for the same. Each dataset has slots of its own; of the datasets that can go on, the one whose
-batch is wanted first comes first.
+others would have to wait for the same. Each dataset has slots of its own; of the datasets that can continue, the
+one whose batch is wanted first comes first.
 
-Ending waits for the threads, but not for ever: one may be in a read that does not return, of a disk that is gone, or in
-a function of the caller's. It then ends when that read does, and whoever comes last closes the files.
+Ending waits for the threads, but not forever: one may be in a read that does not return, because a disk is gone, or in
+a function of the caller's. It then ends with that read, and the last thread closes the files.
 """
 
 import sys
@@ -51,7 +51,7 @@ class Team:
         self._size = threads
         self._threads = [self._thread(number) for number in range(threads)]
         self._countdown = deque([0])
-        """The epoch and every thread take one when they end; whoever takes 0 closes the files."""
+        """The epoch and every thread take one when they end; the one that takes 0 closes the files."""
 
     def join(self, readers: "Readers") -> None:
         """Read for this dataset too; before ``start``."""
@@ -75,7 +75,7 @@ class Team:
                     ) from error
 
     def resize(self, threads: int) -> int:
-        """Read with so many threads from now on, or as many as the system can start; others end after their read."""
+        """Read with ``threads`` threads from now on, or as many as the system can start; others end after a read."""
         running = [thread for thread in self._threads if thread.is_alive()]
         self._size = threads
         for number in range(len(running), threads):
@@ -83,7 +83,7 @@ class Team:
             self._countdown.append(len(self._countdown))
             try:
                 thread.start()
-            except RuntimeError:  # the system has no more: the others go on
+            except RuntimeError:  # the system has no more: the others continue
                 if thread.ident is None:
                     self._end_one()
                     self._size = number

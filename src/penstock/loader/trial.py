@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.loader.loader import Loader, feed_of
+from penstock.loader.loader import Loader, runtime_of
 from penstock.loader.plan_text import ALONE
 from penstock.loader.state import Position
 
@@ -47,7 +47,7 @@ class Trial:
     """Bytes that the whole epoch read, if the time was enough for it."""
 
     def epoch_seconds(self, samples: int, bytes_read: int) -> float | None:
-        """Seconds for an epoch of so many samples, or bytes of files; None if nothing came."""
+        """Seconds for an epoch of this many samples, or bytes of files; None if nothing came."""
         seconds, samples_before, bytes_before = self.before
         if self.epoch_bytes is not None:
             return seconds + self.seconds
@@ -57,11 +57,11 @@ class Trial:
 
 
 def try_out(loader: Loader, seconds: float) -> Trial:
-    """Read for about so many seconds with a loader that is used for nothing else; less if the rate settles early."""
-    feed = feed_of(loader)
-    team = feed.make_team()
-    feed.start_processes(WAIT_AT_MOST_S)
-    steps = feed.begin(Position(0, {ALONE: 0}), team)
+    """Read for about ``seconds`` with a loader that is used for nothing else; less if the rate settles early."""
+    runtime = runtime_of(loader)
+    team = runtime.make_team()
+    runtime.start_processes(WAIT_AT_MOST_S)
+    steps = runtime.begin(Position(0, {ALONE: 0}), team)
     stream = steps.streams[ALONE]
     began = time.perf_counter()
     team.start()
@@ -118,7 +118,7 @@ def is_settled(looks: Sequence[Look]) -> bool:
 
 
 def _summed_up(looks: Sequence[Look], fresh: int, epoch_bytes: int | None) -> Trial:
-    """The rate after so many samples, or else of the second half, or else of everything."""
+    """The rate after the first samples, or else of the second half, or else of everything."""
     end = looks[-1]
     since = _after_fresh(looks, fresh) or [look for look in looks if look[0] >= end[0] / 2]
     begin = since[0]

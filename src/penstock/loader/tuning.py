@@ -27,7 +27,7 @@ WORTH = 1.15
 
 @dataclass(frozen=True)
 class Period:
-    """Measurements while so many threads read."""
+    """Measurements with one number of threads."""
 
     threads: int
     seconds: float = 0.0

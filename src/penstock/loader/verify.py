@@ -40,7 +40,7 @@ from penstock.loader.verify_files import PIECE_BYTES, Damage, Engine, Progress, 
 SMALL_BUDGET = 256 * MiB
 BATCH_BYTES = 8 * MiB
 
-# A block with a broken chunk is read in this many shares, so that as many broken chunks can be told apart.
+# A block with a broken chunk is read in this many shares, so that as many broken chunks can be distinguished.
 SHARES = 64
 # The most broken blocks that are read in shares, so that verifying a file full of damage still ends.
 BLOCKS_LOOKED_INTO = 100

@@ -78,7 +78,7 @@ def _file_pieces(known: Manifest, path: str) -> list[_FilePiece]:
 
 
 def _compare_piece(known: Manifest, piece: _FilePiece) -> tuple[_FilePiece, list[Damage]]:
-    """What is wrong with some bytes of a file; what is wrong with all of it is said of the first."""
+    """What is wrong with some bytes of a file; an error of the whole file is reported for its first bytes."""
     path, files = piece.path, Files()
     damages: list[Damage] = []
     try:

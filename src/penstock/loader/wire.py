@@ -65,7 +65,7 @@ class SharedBlock:
 
 
 class ReadAnswer(NamedTuple):
-    """What came of a read."""
+    """The result of a read."""
 
     reading: float
     computing: float

@@ -26,7 +26,7 @@ from penstock.read.extents import NEVER_WRITTEN, Chunks
 TO_THE_END = -1
 """The length of a chunk that is as long as its file."""
 
-# Places of an index that are checked at once.
+# Entries of an index that are checked at a time.
 CHECKED_AT_ONCE = 2048
 
 KEPT_CHUNK_BYTES = 17

@@ -1,7 +1,7 @@
 """Small chunks, of which a row may have hundreds of thousands (one time course per chunk, say), read in groups.
 
 Neighbours in the file are read together. A group is turned from chunk order into row order in a core's cache, and each
-row's share of it is put into place in one go.
+row's share of it is put into place in one call.
 """
 
 from functools import cached_property

@@ -123,7 +123,7 @@ class MaskChunks(BlockReader):
 def _scatter(
     chunk: np.ndarray, wanted: tuple[Any, ...], target: np.ndarray, places: tuple[Any, ...], cast: Cast | None
 ) -> None:
-    """``target[places] = chunk[wanted]``, converted, for all rows in one go."""
+    """``target[places] = chunk[wanted]``, converted, for all rows in one call."""
     values = chunk[wanted]
     if cast is None:
         _assign(target, places, np.ascontiguousarray(values))

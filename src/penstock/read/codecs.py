@@ -260,7 +260,7 @@ class Fletcher32(Checksum):
     """HDF5's checksum: two sums over 16-bit words, modulo 65535: of the words, and of the running sums of the words."""
 
     name = "fletcher32"
-    WORDS = 65536  # sums over so many words are exact in double precision, where a dot product is fastest
+    WORDS = 65536  # sums over this many words are exact in double precision, where a dot product is fastest
 
     def check(self, payload: np.ndarray, stored: np.ndarray) -> None:
         found = self._sums(payload)

@@ -246,7 +246,7 @@ class Raw:
         base, shape = declared.base, declared.shape
         if not shape and length != base.itemsize:
             if length % base.itemsize:
-                raise SchemaMismatch(f"{length:,} bytes, which is no whole number of {base} ({base.itemsize} each)")
+                raise SchemaMismatch(f"{length:,} bytes, which is not a whole number of {base} ({base.itemsize} each)")
             shape = (length // base.itemsize,)
         kind = cls(base, shape)
         kind.check(length)
@@ -298,7 +298,7 @@ def kind_of(name: str, first: bytes, wanted: MemberOptions | None = None) -> Kin
         return Number()
     if extension in objects.PICKLED:
         raise Unsafe(
-            f"{name!r} is pickled, and reading it would run what it says; for its bytes as they are, pass "
+            f"{name!r} is pickled, and reading it would run code from it; for its bytes, pass "
             f'decoders={{{extension!r}: "bytes"}}'
         )
     return Value(objects.BY_EXTENSION.get(extension, objects.BYTES))
@@ -341,7 +341,7 @@ def why_unknown(name: str) -> str:
     extension = name.rsplit(".", 1)[-1]
     if extension in objects.PICKLED:
         return f'pickled; decoders={{{extension!r}: "bytes"}} gives the bytes'
-    return f"no kind known here; decoders={{{extension!r}: …}} says what it is, fields=(…) gives the bytes"
+    return f"no kind known here; decoders={{{extension!r}: …}} declares it, fields=(…) gives the bytes"
 
 
 # Memory per stored byte that an object made by the caller's function may take.

@@ -32,7 +32,7 @@ from penstock.read.rows import GatherReader, gather_places, rows_at_bytes, rows_
 # With fewer rows, numpy's calls take longer than a system call per row.
 WORTH_GATHERING = 4
 
-# Numbers as text that are read at once, and how many digits always fit 64 bits.
+# Numbers as text that are read at a time, and how many digits always fit 64 bits.
 NUMBERS_AT_ONCE = 1024
 MOST_DIGITS = 18
 

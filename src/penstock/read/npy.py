@@ -31,7 +31,7 @@ _LENGTHS = {(1, 0): struct.Struct("<H"), (2, 0): struct.Struct("<I"), (3, 0): st
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """What the header of an array says."""
+    """The contents of an array's header."""
 
     dtype: np.dtype
     shape: tuple[int, ...]

@@ -85,7 +85,7 @@ def as_msgpack(data: bytes) -> Any:
 def as_vector(data: bytes, dtype: np.dtype) -> np.ndarray:
     """The plain bytes of an array with one axis."""
     if len(data) % dtype.itemsize:
-        raise DecodeFailed(f"{len(data):,} bytes, which is no whole number of {dtype} ({dtype.itemsize} each)")
+        raise DecodeFailed(f"{len(data):,} bytes, which is not a whole number of {dtype} ({dtype.itemsize} each)")
     return np.frombuffer(data, dtype).copy()
 
 
@@ -104,7 +104,7 @@ ARRAY = ObjectDecoder("array", decode_npy, 2)
 ARRAYS = ObjectDecoder("arrays", as_arrays, 2 * ARRAYS_GROWTH)
 
 NAMED = {values.name: values for values in (BYTES, TEXT, JSON, MSGPACK, ARRAY, ARRAYS)}
-"""What a caller may name in ``decoders=``."""
+"""Names that ``decoders=`` accepts."""
 
 BY_EXTENSION = {"txt": TEXT, "text": TEXT, "transcript": TEXT, "json": JSON, "jsn": JSON, "npz": ARRAYS}
 

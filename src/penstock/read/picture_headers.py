@@ -1,6 +1,6 @@
 """How large a picture is, read from its first bytes, before anything is decoded.
 
-A few hundred bytes can declare a picture of gigabytes, so whoever decodes asks here first. JPEG, PNG, WebP, GIF and BMP
+A few hundred bytes can declare a picture of gigabytes, so every decoder asks here first. JPEG, PNG, WebP, GIF and BMP
 are recognised by their first bytes, never by a name; of anything else this module says that it does not know.
 """
 

@@ -1,4 +1,4 @@
-"""Answers of servers: what they say about a file, and whether they answer the request.
+"""Answers of servers: what they report about a file, and whether they match the request.
 
 A server may send anything. An answer that is not understood, or contradicts an earlier one, is refused: the bytes that
 follow may belong to another file.
@@ -89,7 +89,7 @@ def _server(answer: Answer) -> int:
 
 
 def _range_of(path: str, answer: Answer) -> tuple[int | None, int | None, int]:
-    """The first and the last byte that the server says it sends, and the size of the whole."""
+    """The first and the last byte that the server announces, and the size of the whole."""
     header = answer.headers.get("content-range", "").strip()
     if not header:
         return None, None, UNKNOWN
@@ -150,6 +150,6 @@ def digest_of(path: str, headers: Mapping[str, str]) -> tuple[str, bytes] | None
 
 
 def _is_md5(headers: Mapping[str, str]) -> bool:
-    """Whether an object's ETag is its checksum: not so where it is encrypted with a key of its own."""
+    """Whether an object's ETag is its checksum: not if it is encrypted with its own key."""
     encryption = headers.get("x-amz-server-side-encryption", "AES256")
     return encryption == "AES256" and "x-amz-server-side-encryption-customer-algorithm" not in headers

@@ -142,7 +142,7 @@ class Signer:
             ) from None
 
     def _within(self, url: str, ask: Callable[[], Any]) -> Any:
-        """The result of ``ask``, or an error when the time is up: after a fork, obstore would wait for ever."""
+        """The result of ``ask``, or an error when the time is up: after a fork, obstore would wait forever."""
         came: list[Any] = []
 
         def work() -> None:

@@ -1,7 +1,7 @@
 """One HTTP request at a time, within a time limit, over connections that are kept open.
 
 Python's own client reads straight into the caller's memory. Clients with threads of their own, such as obstore's, do
-not survive a fork, by which torch starts its workers, and hold what they read in memory that nobody counts.
+not survive a fork, by which torch starts its workers, and hold what they read in memory that is not counted.
 
 Rules:
 1. Every wait ends: the time left is checked before each of them, however slowly a server sends.

@@ -10,7 +10,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def is_inside(host: str) -> bool:
-    """Whether a name or an address, however it is spelled, is of this machine's own network. Asks nobody."""
+    """Whether a name or an address, however it is spelled, is in this machine's own network. Makes no request."""
     address = _address(host)
     if address is not None:
         return _is_near(address)

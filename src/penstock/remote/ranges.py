@@ -79,7 +79,7 @@ class NoLength(Unavailable):
 
 
 class Head(NamedTuple):
-    """What the first request finds out."""
+    """The result of the first request."""
 
     file: FileId
     first: bytes
@@ -168,7 +168,7 @@ class Remote:
                         if not got and at == began:
                             raise Transient("an empty answer")
                         if not got:
-                            break  # a shorter range than asked for: go on from there
+                            break  # a shorter range than asked for: continue from there
                         at += got
                         tries.succeeded()
                         goals[0] = goals[0][got:]
@@ -325,7 +325,7 @@ class Body:
                 self.file = identity(self.path, total_of(self.path, answer), answer)
             elif self.at and not (self.file.etag or self.file.mtime_ns or self.file.size != UNKNOWN):
                 raise Unavailable(
-                    f"{self.path}: the connection broke at byte {self.at:,}, and the server tells neither ETag, time "
+                    f"{self.path}: the connection broke at byte {self.at:,}, and the server sends neither ETag, time "
                     f"nor length, so it may be another file by now: read it again from its beginning"
                 )
             self._in_parts = answer.status == 206 or answer.headers.get("accept-ranges", "").lower() == "bytes"
@@ -342,7 +342,7 @@ class Body:
         if size == UNKNOWN:
             return True
         if self.at > size:
-            raise Changed(f"{self.path}: goes on behind its {size:,} bytes: it is longer now, or the server miscounts")
+            raise Changed(f"{self.path}: continues after its {size:,} bytes: it is longer now, or the server miscounts")
         raise Transient(f"the answer ended at byte {self.at:,} of {size:,}")
 
 

@@ -70,7 +70,7 @@ def target_of(parts: SplitResult) -> str:
 
 def next_hop(url: str, location: str) -> str:
     if not location:
-        raise Unavailable("is redirected, but the server does not say where to; of a bucket, check the region")
+        raise Unavailable("is redirected, but the server does not say where to; for a bucket, check the region")
     try:
         found = urljoin(url, location)
         old, new = split(url), split(found)

@@ -28,7 +28,7 @@ class Secrets:
         self._urls.append(url)
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
-        """Headers that nobody else may know: cookies, tokens, passwords."""
+        """Headers that must stay secret: cookies, tokens, passwords."""
         self._texts += headers.values()
 
     def _all(self) -> Iterator[str]:
@@ -39,7 +39,7 @@ class Secrets:
             yield from secrets_of(url)
 
     def hide(self, said: object, most: int = SHOWN_CHARACTERS) -> str:
-        """Text from a server for a message: without secrets, and with at most so many characters."""
+        """Text from a server for a message: without secrets, and with a limited number of characters."""
         text = " ".join("".join(each if each.isprintable() else " " for each in str(said)).split())
         spellings = {spelling for secret in self._all() for spelling in _spellings(secret)}
         spellings = {each for each in spellings if len(each) >= _LEAST_CHARACTERS}

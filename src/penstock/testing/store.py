@@ -14,7 +14,7 @@ from penstock.base.spec import Origin
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.store import Store, as_base
 from penstock.errors import OutOfRange
-from penstock.loader.loader import Loader, feed_of
+from penstock.loader.loader import Loader, runtime_of
 
 Values = Mapping[str, np.ndarray]
 THREADS = 8
@@ -25,8 +25,8 @@ PROCESS_BATCH, PROCESS_MEMORY, PROCESSES_WITHIN_S = 5, "1GiB", 60.0
 def check_store(open_store: Callable[[], Store], expected: Values, *, seed: int = 0, processes: int = 0) -> None:
     """Check that a store keeps the protocol's promises and holds exactly ``expected``, one array per field.
 
-    ``open_store`` is called several times; ``seed`` varies the rows that are tried. With ``processes``, so many reader
-    processes read it too.
+    ``open_store`` is called several times; ``seed`` varies the rows that are tried. With ``processes``, that many
+    reader processes read it too.
     """
     rng = np.random.default_rng(seed)
     store = open_store()
@@ -114,7 +114,7 @@ def _check_rows_apart(store: Store, expected: Values, rng: np.random.Generator) 
 
 
 def _marked(like: np.ndarray, places: int) -> np.ndarray:
-    """Memory with a pattern, so that untouched places can be told from written ones."""
+    """Memory with a pattern, so that untouched places can be distinguished from written ones."""
     if like.dtype.hasobject:
         return np.full(places, _UNTOUCHED, object)
     out = np.empty((places, *like.shape[1:]), like.dtype)
@@ -212,7 +212,7 @@ def _check_processes(store: Store, expected: Values, seed: int, processes: int) 
         Dataset(store), batch_size=batch_size, shuffle=True, seed=seed, memory=PROCESS_MEMORY, processes=processes,
         output="numpy", columns=columns, drop_last=False,
     ) as loader:  # fmt: skip
-        feed_of(loader).start_processes(PROCESSES_WITHIN_S)
+        runtime_of(loader).start_processes(PROCESSES_WITHIN_S)
         seen: list[int] = []
         for *found, rows in loader:
             for values, (name, wanted) in zip(found, expected.items(), strict=True):

@@ -1,4 +1,4 @@
-"""Tables beside files: a CSV or Parquet file in which each row names a file, and says something about it.
+"""Tables beside files: a CSV or Parquet file in which each row names a file and describes it.
 
 The column of names is found by looking: the first whose first entry is a file of the folder, by its path from there, by
 its name alone, or by its name without ending. The other columns become fields: whole numbers, numbers, or text.

@@ -171,7 +171,7 @@ MOST_SOURCES = 10_000
 def _linked(h5: Any, path: str, name: str, depth: int = 0) -> Any:
     """The object of this name, following links within the file only; None if there is none.
 
-    The library would open whatever file a link names, and wait for ever if that is a pipe.
+    The library would open whatever file a link names, and wait forever if that is a pipe.
     """
     import h5py
 

@@ -20,7 +20,7 @@ _LAYOUT, _CONTINUED = 0x08, 0x10
 _MOST_BLOCKS = 256
 _NOWHERE = 2**64 - 1
 
-# The library skips so many empty entries in a second or two.
+# The library skips this many empty entries in a second or two.
 _FEW_ENTRIES = 1_000_000
 
 

@@ -343,6 +343,6 @@ def _turned(found: StoredDataset, offset: int) -> Extents:
 
 
 def fill_value_of(dataset: Any) -> Any:
-    """What is not there reads as."""
+    """The value that missing chunks read as."""
     dataset.id.get_create_plist().fill_value_defined()  # raises where a damaged one makes the library crash
     return dataset.fillvalue

@@ -1,4 +1,4 @@
-"""Values of no fixed size in HDF5: texts and lists of numbers, in datasets that say what they hold."""
+"""Values of no fixed size in HDF5: texts and lists of numbers, in datasets with an attribute that names their kind."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ AT_ONCE = 1024
 
 
 def decoder_of_values(dataset: Any) -> ObjectDecoder | None:
-    """How the values of a dataset are decoded; None if it does not say what they are, or holds something else."""
+    """How the values of a dataset are decoded; None if their kind is not declared, or is another."""
     import h5py
 
     if dataset.shape is None or dataset.ndim != 1 or dataset.dtype.kind != "O":

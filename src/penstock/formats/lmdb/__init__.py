@@ -34,7 +34,7 @@ DATA_FILE = "data.mdb"
 
 SAVED_AS = "samples of an LMDB database"
 
-# Values that are compared to tell numbers from text, evenly spread: the first text may happen to be a number.
+# Values that are compared to distinguish numbers from text, evenly spread: the first text may look like a number.
 LOOKED_AT = 16
 
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")

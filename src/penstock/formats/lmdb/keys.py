@@ -21,7 +21,7 @@ from penstock.base.text_column import TextColumn, cut, decoded, same_as_before
 from penstock.formats.tar.members import MemberTable
 from penstock.formats.tar.samples import NOT_THERE, SampleTable, find_dots
 
-# Beyond so many fields, or if more than a fifth of the samples lack one, the parts are names of samples.
+# With more fields than this, or if more than a fifth of the samples lack one, the parts are names of samples.
 MOST_FIELDS = 64
 MOST_CELLS_PER_KEY = 1.25
 

@@ -40,7 +40,7 @@ _KINDS = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": 
 
 
 def describe(name: bytes, kind: bytes, target: bytes) -> str:
-    """A member that is no file: ``'a.txt' is a hard link to 'b.txt', …``."""
+    """A member that is not a file: ``'a.txt' is a hard link to 'b.txt', …``."""
     leads = f" to {decoded(target)!r:.300}" if kind in LINKS else ""
     what = _KINDS.get(kind, f"of kind {kind!r}")
     return f"{decoded(name)!r:.300} is {what}{leads}, which holds no bytes of its own"

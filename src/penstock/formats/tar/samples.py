@@ -34,7 +34,7 @@ NOT_THERE = -1
 MOST_CELLS_PER_MEMBER = 16
 ALWAYS_FITS = 1 << 20
 
-# Members that are grouped in one go: enough to make the cost of a numpy call small, few enough to take little memory.
+# Members grouped at a time: enough to make the cost of a numpy call small, few enough to take little memory.
 _AT_ONCE = 1 << 14
 
 # Tables that were saved under an earlier name lack links.

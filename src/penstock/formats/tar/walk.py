@@ -214,7 +214,7 @@ class Walk:
         return bytes(self._source.read(at, length)[:length])
 
     def explain(self, entry: Entry) -> str:
-        """Why there are no bytes of a member that is no file."""
+        """Why a member that is not a file has no bytes."""
         return f"{self._place(entry.offset - BLOCK)}: member {tarheader.describe(entry.name, entry.kind, entry.target)}"
 
     def _parse(self, block: bytes, body: int) -> tuple[int, _Columns | None]:
@@ -277,7 +277,7 @@ class Walk:
             )
         raise Corrupt(
             f"{self._place(at)}: the header checksum does not hold: {stored!r} is stored, its bytes add up to "
-            f"{unsigned:06o} (octal). The archive is damaged there, or is no tar: fetch it again, or leave it out"
+            f"{unsigned:06o} (octal). The archive is damaged there, or is not a tar: fetch it again, or leave it out"
         )
 
     def _next_archive(self, end: int) -> int | None:

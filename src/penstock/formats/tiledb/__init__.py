@@ -51,7 +51,7 @@ LIBRARY_BYTES = 7 * MiB
 
 CHECKSUMS = {"ChecksumSHA256Filter": "sha256", "ChecksumMD5Filter": "md5"}
 
-# Beyond so many boxes, cells that were never written are not looked for; beyond so many tiles, they are not counted.
+# Cells that were never written are not searched for beyond this many boxes, nor counted beyond this many tiles.
 MOST_CELLS_COMPARED = 1_000_000
 
 

@@ -111,8 +111,8 @@ class _Tiles:
                 return  # the library refuses it
             (count,) = _COUNT.unpack(os.pread(descriptor, _COUNT.size, begin))
             if count > MOST_CHUNKS and count * _CHUNK.size > self.size - begin:
-                told = f"a tile at byte {begin:,} declares {count:,} chunks in {self.size - begin:,} bytes"
-                raise _damaged(self.file, told)
+                problem = f"a tile at byte {begin:,} declares {count:,} chunks in {self.size - begin:,} bytes"
+                raise _damaged(self.file, problem)
 
 
 def _check_record(file: BinaryIO, at: int, end: int, check: Callable[[bytes], None] = lambda content: None) -> int:

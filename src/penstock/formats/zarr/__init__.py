@@ -48,7 +48,7 @@ MOST_ARRAYS = 100_000
 MOST_BLOCKS = 100_000_000
 MOST_PIECES = 1_000_000
 
-# The sizes of so many chunks tell one store from another, if the sizes of all are unknown.
+# How many chunk sizes identify a store whose other chunk sizes are unknown.
 EVIDENCE = 8
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
@@ -96,7 +96,7 @@ def open_store(path: str, options: "OpenOptions") -> Store:
         return _with_matrices(path, matrices, options)
     nodes = dict(_named_arrays(keys, options.fields or ()) or islice(_nodes(keys, set()), MOST_ARRAYS + 1))
     if len(nodes) > MOST_ARRAYS:
-        raise LimitExceeded(f"{path}: has more than {MOST_ARRAYS:,} arrays. Name those that are meant with fields=(…)")
+        raise LimitExceeded(f"{path}: has more than {MOST_ARRAYS:,} arrays. Choose some of them with fields=(…)")
     if not nodes:
         raise Missing(f"{path}: no Zarr array in it; expected zarr.json or .zarray, in it or in its subfolders")
     names = _names(keys, path, nodes, options)

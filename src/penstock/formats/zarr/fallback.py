@@ -26,7 +26,7 @@ CHUNKS_AT_ONCE = 10
 CHUNK_COPIES = 3
 LIBRARY_BYTES = 32 * MiB
 
-# Beyond so many chunks, missing ones are not counted.
+# With more chunks than this, missing ones are not counted.
 MOST_LOOKED_AT = 1_000_000
 
 

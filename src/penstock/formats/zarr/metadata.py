@@ -32,10 +32,10 @@ SETTINGS = {
     "blosc": {"typesize", "cname", "clevel", "shuffle", "blocksize"},
     "sharding_indexed": {"chunk_shape", "codecs", "index_codecs", "index_location"},
 }  # fmt: skip
-"""What codecs of version 3 can be told."""
+"""The options of version 3 codecs."""
 
 # How much a compressor can lengthen incompressible bytes at most: deflate's bound is the largest.
-MOST_LONGER = (7, 4096)  # by a seventh, and so many bytes
+MOST_LONGER = (7, 4096)  # by a seventh, and this many bytes
 
 
 class NotUnderstood(Exception):
@@ -65,7 +65,7 @@ class ZarrArray:
     before: str = ""
     separator: str = "."
     holds: str = ""
-    """What its texts are, if it says so: ``text`` or ``json``."""
+    """What its texts are, if it is declared: ``text`` or ``json``."""
 
     @property
     def files(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""The engine of a loader: one or several datasets, one plan, one team of threads, one position.
+"""What runs a loader: one or several datasets, one plan, one team of threads, one position.
 
-``Loader`` and ``MultiLoader`` are its two public faces. Each dataset keeps an order, a share and slots of its own; the
-budget, the threads and the decision whose batch comes next are common to all.
+``Loader`` and ``MultiLoader`` are its public classes. Each dataset has its own order, partition and slots; all share
+the budget, the threads, and the decision whose batch comes next.
 """
 
 import os
@@ -73,7 +73,7 @@ def _fits(requests: Mapping[str, Request]) -> bool:
         return False
 
 
-class Feed:
+class LoaderRuntime:
     """Datasets by name; one that is loaded alone has the name ``ALONE``.
 
     held_before:  the bytes that the process held before the loader was made
@@ -101,7 +101,7 @@ class Feed:
         self._tuner = Tuner(self.plan.threads, self.plan.threads + self.plan.spare_threads)
         self.lengths = {name: len(source.order) for name, source in sources.items()}
         self.position = Position(0, dict.fromkeys(sources, 0))
-        self._shows = flag("progress", progress) and next(iter(sources.values())).deal.rank == 0
+        self._shows = flag("progress", progress) and next(iter(sources.values())).partition.rank == 0
         self._turn = ReentrantLock()
         self._steps: weakref.ref[Steps] = lambda: None  # type: ignore[assignment]
         self._team: Team | None = None
@@ -260,7 +260,7 @@ class Feed:
     def steps_ahead(self) -> int:
         """Steps of the next iteration: those of an epoch, or of the rest of one from a loaded position."""
         at = self._next_position()
-        steps = [replace(source.deal, start=at.samples[name]).steps for name, source in self.sources.items()]
+        steps = [replace(source.partition, start=at.samples[name]).steps for name, source in self.sources.items()]
         return max(steps) if self._times is None else sum(steps)
 
     def save(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Dealing an epoch to ranks: which positions of the global order make up which batch of which rank.
+"""An epoch divided among ranks: which positions of the global order make up which batch of which rank.
 
-A global step takes ``world_size * batch_size`` consecutive positions and deals them out in rank order. The rest at the
+A global step takes ``world_size * batch_size`` consecutive positions and divides them in rank order. The rest at the
 end is split as evenly as possible, so every rank takes the same number of steps and every sample comes exactly once.
-Where fewer samples remain than there are ranks, ``tail="pad"`` repeats samples of that last step so that each rank has
-one, and ``tail="drop"`` leaves them out. With ``tail="fill"`` the rest is dealt as if the step were whole, and its
-samples come again until all batches of all ranks have one size. What ranks gather from each other then begins with
-every sample once, in order: Accelerate's ``gather_for_metrics`` cuts off the repeated ones.
+If fewer samples remain than there are ranks, ``tail="pad"`` repeats samples of that last step so that each rank has
+one, and ``tail="drop"`` leaves them out. With ``tail="fill"`` the last step is whole too: its samples are repeated
+until all batches of all ranks have one size. What ranks gather from each other then begins with every sample once, in
+order: Accelerate's ``gather_for_metrics`` cuts off the repeated ones.
 
 Pure arithmetic: nothing here depends on how many rows there are.
 """
@@ -23,7 +23,7 @@ Tail = Literal["pad", "drop", "fill"]
 
 
 @dataclass(frozen=True)
-class Deal:
+class Partition:
     """One rank's share of an epoch of ``length`` positions, from position ``start`` on."""
 
     length: int
@@ -64,7 +64,7 @@ class Deal:
         return full + 1
 
     def position_after(self, steps: int) -> int:
-        """The global position after so many steps from ``start``."""
+        """The global position after ``steps`` steps from ``start``."""
         return min(self.length, self.start + steps * self.step_samples) if steps < self.steps else self.length
 
     def batch_rows(self, step: int) -> int:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.loader.deal import Deal
+from penstock.loader.partition import Partition
 
 # (length, batch_size, world_size, options) -> the positions of each batch, rank by rank.
 BY_HAND = [
@@ -50,28 +50,28 @@ BY_HAND = [
 def test_by_hand(case, expected):
     length, batch_size, world_size, options = case
     for rank, batches in enumerate(expected):
-        deal = Deal(length, batch_size, rank, world_size, **options)
-        assert deal.steps == len(batches)
-        assert [deal.positions(step, step + 1)[0].tolist() for step in range(deal.steps)] == batches
-        assert [deal.batch_rows(step) for step in range(deal.steps)] == [len(batch) for batch in batches]
+        partition = Partition(length, batch_size, rank, world_size, **options)
+        assert partition.steps == len(batches)
+        assert [partition.positions(step, step + 1)[0].tolist() for step in range(partition.steps)] == batches
+        assert [partition.batch_rows(step) for step in range(partition.steps)] == [len(batch) for batch in batches]
 
 
 def test_positions_of_several_steps_come_with_their_bounds():
-    positions, bounds = Deal(11, 2, 1, 2).positions(0, 3)
+    positions, bounds = Partition(11, 2, 1, 2).positions(0, 3)
     assert positions.tolist() == [2, 3, 6, 7, 10]
     assert bounds.tolist() == [0, 2, 4, 5]
 
 
 def test_no_steps_have_no_positions():
-    positions, bounds = Deal(11, 2).positions(2, 2)
+    positions, bounds = Partition(11, 2).positions(2, 2)
     assert positions.tolist() == []
     assert bounds.tolist() == [0]
 
 
 def test_position_after():
-    deal = Deal(11, 2, 1, 2, start=1)
-    assert [deal.position_after(steps) for steps in range(deal.steps + 1)] == [1, 5, 9, 11]
-    assert Deal(11, 2, drop_last=True).position_after(5) == 11, "what was left out is done with"
+    partition = Partition(11, 2, 1, 2, start=1)
+    assert [partition.position_after(steps) for steps in range(partition.steps + 1)] == [1, 5, 9, 11]
+    assert Partition(11, 2, drop_last=True).position_after(5) == 11, "what was left out is done with"
 
 
 REFUSED = [
@@ -90,8 +90,8 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "told"), REFUSED)
 def test_refused(options, told):
     with pytest.raises(ConfigError, match=told):
-        Deal(**{"length": 10, "batch_size": 2, **options})
+        Partition(**{"length": 10, "batch_size": 2, **options})
 
 
 def test_positions_are_int64():
-    assert Deal(10, 2).positions(0, 2)[0].dtype == np.int64
+    assert Partition(10, 2).positions(0, 2)[0].dtype == np.int64
