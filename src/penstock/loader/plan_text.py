@@ -80,7 +80,8 @@ def _describe_batches(plan: "Plan") -> str:
 
 def refusal(requests: "Mapping[str, Request]", smallest: Mapping[str, int], limit_bytes: int) -> str:
     """Why a budget is too small, by holder, and what would help."""
-    needed = sum(smallest.values())
+    first, needed = next(iter(requests.values())), sum(smallest.values())
+    origin = f" ({first.limit_note})" if first.limit_note else ""
     parts = ", ".join(f"{holder} {format_size(bytes_)}" for holder, bytes_ in smallest.items() if bytes_)
     several = f" for these {len(requests)} datasets together" if ALONE not in requests else ""
     costliest = max(requests, key=lambda name: smallest[batches_of(name)])
@@ -88,8 +89,8 @@ def refusal(requests: "Mapping[str, Request]", smallest: Mapping[str, int], limi
     request = requests[costliest]
     copy = f". A copy made once with {request.remedy} needs less" if most == INDEX and request.remedy else ""
     return (
-        f"memory={format_size(limit_bytes)} is too small{several}: the smallest that works is {format_size(needed)} "
-        f"({needed:,} bytes: {parts}). Most goes to {most}. {_describe_batch(costliest, request)}"
+        f"memory={format_size(limit_bytes)}{origin} is too small{several}: the smallest that works is "
+        f"{format_size(needed)} ({needed:,} bytes: {parts}). Most goes to {most}. {_describe_batch(costliest, request)}"
         f"{_describe_window(request)}Raise memory, or lower batch_size, or leave fields out with columns{copy}"
     )
 
