@@ -1,6 +1,7 @@
 """Arguments of a wrong kind are refused, by name, before anything is read; numbers of numpy's are numbers."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 import penstock as ps
 from penstock import webdataset as wds
 from penstock.errors import ConfigError
+from penstock.nsd import synthesize
+from penstock.remote import RemoteOptions
 
 ROWS = 12
 NO_FLAGS = ["no", "", [], [3, 1, 2], 2, 0.5, None, np.array([True, False])]
@@ -181,6 +184,118 @@ METHODS = {
 def test_datasets_and_orders(method):
     with pytest.raises(ConfigError):
         method(rows_and_columns())
+
+
+NO_FUNCTIONS = ["no", 2, [len], True]
+NO_DICTS = ["no", 2, ["a"], {5: "x"}, True]
+NO_OPTIONS = ["no", 2, {"retries": 3}, True]
+NO_PATHS = [5, True, b"x", ["x"], {"a": 1}]
+MANY = 10**400
+
+OTHERS = {
+    "convert": (
+        lambda folder, **how: ps.convert(dataset(), **{"to": folder / "out.npy", "executor": "serial", **how}),
+        {
+            "to": [*NO_PATHS, None], "dry_run": NO_FLAGS, "overwrite": NO_FLAGS, "restart": NO_FLAGS,
+            "verify": [*NO_FLAGS, "all"], "only_finish": NO_FLAGS, "progress": NO_FUNCTIONS, "announce": NO_FUNCTIONS,
+            "attributes": [*NO_DICTS, {"x": 5}], "compression": [5, True, ["none"], np.array(["none"])],
+        },
+    ),
+    "plan": (
+        lambda folder, **how: ps.plan(dataset(), **{"batch_size": 2, "memory": "64MiB", "measure": 0, **how}),
+        {"habits": [*NO_OPTIONS, 0, ""], "measure": ["0", None, -1, float("nan"), True, [1]], "files": [*NO_NUMBERS, 0],
+         "threads": [10**18, MANY]},
+    ),
+    "plan of shapes": (
+        lambda folder, **how: ps.plan({"x": ((10, 4), "f4")}, **{"batch_size": 2, "memory": "64MiB", **how}),
+        {"habits": NO_OPTIONS, "files": [*NO_NUMBERS, 0], "threads": [*NO_NUMBERS, 0, 10**18, MANY]},
+    ),
+    "write_manifest": (
+        lambda folder, **how: ps.write_manifest(**{"source": folder / "a.npy", "path": folder / "m.json", **how}),
+        {"source": [5, True, b"a", {"a": 1}, None], "path": NO_PATHS, "progress": [*NO_FUNCTIONS, None]},
+    ),
+    "verify": (
+        lambda folder, **how: ps.verify(folder / "a.npy", **how),
+        {"manifest": NO_PATHS, "progress": [*NO_FUNCTIONS, None], "memory": [0, "", [], np.array([1, 2])]},
+    ),
+    "options": (
+        lambda folder, **how: RemoteOptions(**how),
+        {
+            "retries": [*NO_NUMBERS], "redirects": [*NO_NUMBERS], "headers": [*NO_DICTS, {"A": 5}], "store": NO_DICTS,
+            "redirect_hosts": ["host", 5, [5], True], "deadline_s": [True, 0, "5"],
+        },
+    ),
+    "open remote": (lambda folder, **how: ps.open(folder / "a.npy", **how), {"remote": NO_OPTIONS}),
+    "verbs remote": (lambda folder, **how: wds.WebDataset("a.tar", **how), {"remote": NO_OPTIONS, "cache_dir": [5]}),
+    "WebDataset": (
+        lambda folder, **how: wds.WebDataset("a.tar", **how),
+        {"repeat": NO_FLAGS, "detshuffle": NO_FLAGS, "nodesplitter": NO_FUNCTIONS, "workersplitter": NO_FUNCTIONS},
+    ),
+    "ResampledShards": (
+        lambda folder, **how: wds.ResampledShards("a.tar", **how),
+        {
+            "deterministic": NO_FLAGS, "empty_check": NO_FLAGS, "worker_seed": NO_FUNCTIONS,
+            "nshards": [value for value in NO_NUMBERS if value is not None], "max_urls": [*NO_NUMBERS, 0],
+        },
+    ),
+    "TarWriter": (
+        lambda folder, **how: wds.TarWriter(**{"fileobj": folder / "a.tar", **how}),
+        {
+            "fileobj": [5, None, True, {"a": 1}], "keep_meta": NO_FLAGS, "mode": [*NO_NUMBERS, 10**9],
+            "user": [5, None, ["a"]], "group": [5], "mtime": ["0", -1, float("nan"), True, [1]], "index_dir": NO_PATHS,
+            "compress": [["gz"], 5.5, "rar"],
+        },
+    ),
+    "ShardWriter": (
+        lambda folder, **how: wds.ShardWriter(**{"pattern": f"{folder}/%d.tar", **how}),
+        {
+            "pattern": [5, None, "a.tar", ["%d"]], "maxcount": ["5", 0, None, True, [5], float("nan")],
+            "maxsize": ["5GB", 0, None, True], "start_shard": NO_NUMBERS, "post": NO_FUNCTIONS, "opener": NO_FUNCTIONS,
+        },
+    ),
+    "synthesize": (
+        lambda folder, **how: synthesize(folder / "nsd", **how),
+        {
+            "nifti": NO_FLAGS, "stimuli": NO_FLAGS, "coco": NO_NUMBERS, "seed": NO_NUMBERS, "progress": NO_FUNCTIONS,
+            "signal": ["1", None, -1, float("nan"), True],
+        },
+    ),
+}  # fmt: skip
+OTHER_CASES = [
+    (what, name, value) for what, (_, given) in OTHERS.items() for name, values in given.items() for value in values
+]
+
+
+@pytest.mark.parametrize(("what", "name", "value"), OTHER_CASES, ids=ids)
+def test_other_functions(tmp_path, what, name, value):
+    np.save(tmp_path / "a.npy", np.arange(ROWS))
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(ConfigError, match=r"\S"):
+        OTHERS[what][0](tmp_path, **{name: value})
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_what_may_hold_a_password_is_not_shown():
+    for name in ("headers", "store"):
+        with pytest.raises(ConfigError) as refused:
+            RemoteOptions(**{name: "Bearer hidden"})
+        assert "hidden" not in str(refused.value)
+
+
+def test_hosts_may_be_any_series_of_names():
+    assert list(RemoteOptions(redirect_hosts=(host for host in ["a", "b"])).redirect_hosts) == ["a", "b"]
+
+
+@pytest.mark.parametrize("make", [one, several])
+def test_more_threads_than_any_machine_has(make):
+    with pytest.raises(ConfigError, match=r"threads=.*from 1 to 10000"):
+        make(threads=10**18)
+
+
+def test_a_shape_that_is_none():
+    for given in (5, "x", (5,), ((3, "a"), "f4"), ((3, 2.5), "f4")):
+        with pytest.raises(ConfigError, match="expected a shape and a dtype"):
+            ps.plan({"x": given}, batch_size=2)
 
 
 VERBS = {

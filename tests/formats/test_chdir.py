@@ -86,3 +86,14 @@ def test_shards(away):
     samples = list(shards)
     assert [sample["__key__"] for sample in samples] == [str(row) for row in range(6)]
     assert {sample["__url__"] for sample in samples} == {"a.tar"}, "as it was named"
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_shards_are_written_where_the_program_began(away, packed):
+    with wds.ShardWriter(f"%d.tar{packed}", maxcount=2, verbose=0, index_dir=False) as writer:
+        writer.write({"__key__": "0", "cls": 0})
+        away()
+        for row in range(1, 5):
+            writer.write({"__key__": f"{row}", "cls": row})
+    assert os.listdir() == []
+    assert sorted(os.listdir("../data")) == [f"{shard}.tar{packed}" for shard in range(3)]

@@ -3,12 +3,13 @@
 Numpy's numbers and booleans are accepted. True is not a number, and a text or a list is not a boolean.
 """
 
+import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -47,9 +48,14 @@ def whole(
     raise ConfigError(f"{argument}={shown(value)}: expected {expected}{limits}")
 
 
+def is_flag(value: Any) -> bool:
+    """Whether it is True or False, or one of the numbers that stand for them."""
+    return isinstance(value, bool | np.bool_) or (is_whole(value) and 0 <= value <= 1)
+
+
 def flag(argument: str, value: Any) -> bool:
     """True or False; 0 and 1 are accepted too."""
-    if isinstance(value, bool | np.bool_) or (is_whole(value) and 0 <= value <= 1):
+    if is_flag(value):
         return bool(value)
     raise ConfigError(f"{argument}={shown(value)}: expected True or False")
 
@@ -79,6 +85,35 @@ def path(argument: str, value: Any) -> str:
     if not isinstance(value, str | os.PathLike):
         raise ConfigError(f"{argument}={shown(value)}: expected a path")
     return os.fspath(value)
+
+
+def function(argument: str, value: Any) -> Any:
+    """Something that can be called."""
+    if callable(value):
+        return value
+    raise ConfigError(f"{argument}={shown(value)}: expected a function")
+
+
+def number(argument: str, value: Any, *, expected: str = "a number") -> float:
+    """A finite number, 0 or more."""
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if is_number and 0 <= value < math.inf:
+        return value
+    raise ConfigError(f"{argument}={shown(value)}: expected {expected}, 0 or more")
+
+
+def by_name(argument: str, value: Any, expected: str) -> Mapping[str, Any]:
+    """A dict whose keys are texts."""
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return value
+    raise ConfigError(f"{argument}={shown(value)}: expected {expected}")
+
+
+def path_or_off(argument: str, value: Any) -> str | Literal[False] | None:
+    """A path, None for the default, or False for nowhere."""
+    if value is None or (is_flag(value) and not value):
+        return False if value is not None else None
+    return path(argument, value)
 
 
 def explains_arguments(

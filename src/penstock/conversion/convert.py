@@ -82,8 +82,13 @@ def convert(
     progress:        called with the bytes written so far, and all
     announce:        with ``like``: called with the plan and the estimate in words, before anything is written
     """
+    to = checks.path("to", to)
+    dry_run, only_finish = checks.flag("dry_run", dry_run), checks.flag("only_finish", only_finish)
+    attributes = _attributes({} if attributes is None else attributes)
+    progress = _quietly if progress is None else checks.function("progress", progress)
+    announce = _silently if announce is None else checks.function("announce", announce)
     is_advised = like is not None and checks.one_of("like", like, ("plan",)) == "plan"
-    named = advised_name(ds, os.fspath(to)) if is_advised else os.fspath(to)
+    named = advised_name(ds, to) if is_advised else to
     rows_per_chunk = advised_rows(ds) if is_advised and rows_per_chunk is None else rows_per_chunk
     kind, goal, chosen_part = format_of_goal(named), os.path.abspath(named), _part(part)
     origin, seed, by_row = ds, None if shuffle is None else checks.whole("shuffle", shuffle), ""
@@ -111,8 +116,8 @@ def convert(
     expected: Estimate | None = None
     if is_advised:
         expected = estimate(ds, plan)
-        (announce or _silently)(f"{plan}\n  expected: {expected}")
-    kept = _merged(attributes_of(origin) if kind in ("zarr", "hdf5") else {}, attributes or {})
+        announce(f"{plan}\n  expected: {expected}")
+    kept = _merged(attributes_of(origin) if kind in ("zarr", "hdf5") else {}, attributes)
     job = Job(ds, plan, kept, is_spread=part is not None or not isinstance(mode, str))
     run = Attempt(job, origin, overwrite=checks.flag("overwrite", overwrite), restart=checks.flag("restart", restart))
     run.expected = expected
@@ -122,13 +127,19 @@ def convert(
         with run.work.locked(shared=part is not None):
             if not run.is_there():  # another call may have finished it this moment
                 run.begin(alone=part is None)
-                if not checks.flag("only_finish", only_finish):
-                    run.tasks(chosen_part, mode, plan.workers, progress or _quietly)
+                if not only_finish:
+                    run.tasks(chosen_part, mode, plan.workers, progress)
                 if part is not None:
                     return run.result(finished=False)
                 run.finish(mode, plan.workers)
     remove_output(by_row)
     return run.result(finished=True)
+
+
+def _attributes(given: Any) -> Mapping[str, Mapping[str, Any]]:
+    expected = "a dict of dicts, such as {'image': {'unit': 'mm'}}"
+    by_field = checks.by_name("attributes", given, expected)
+    return {name: checks.by_name(f"attributes[{name!r}]", each, expected) for name, each in by_field.items()}
 
 
 def _merged(found: Attributes, given: Mapping[str, Mapping[str, Any]]) -> Attributes:
@@ -147,16 +158,17 @@ def _silently(text: str) -> None:
 def _options(
     kind: str, compression: str | None, rows_per_chunk: int | None, shard_bytes: int | str, verify: bool | str
 ) -> Options:
+    compares = isinstance(verify, str) and verify == "source"
     chosen = COMPRESSIONS[kind][0] if compression is None else compression
-    if chosen not in COMPRESSIONS[kind]:
+    if not isinstance(chosen, str) or chosen not in COMPRESSIONS[kind]:
         raise ConfigError(f"compression={checks.shown(compression)}: {kind} takes {', '.join(COMPRESSIONS[kind])}")
     return Options(
         format=kind,
         compression=chosen,
         rows_per_chunk=None if rows_per_chunk is None else checks.whole("rows_per_chunk", rows_per_chunk, least=1),
         shard_bytes=parse_size(shard_bytes, argument="shard_bytes"),
-        verify=verify == "source" or checks.flag("verify", verify),
-        compare=verify == "source",
+        verify=compares or checks.flag("verify", verify),
+        compare=compares,
     )
 
 

@@ -286,13 +286,15 @@ def remote_files(
     """Files that may be remote, with the options that the caller of ``open`` gave."""
     remote, patience_s = None, PATIENCE_S
     if options is not None:
-        from penstock.remote.ranges import Remote
+        from penstock.remote.ranges import Remote, RemoteOptions
 
+        if not isinstance(options, RemoteOptions):  # not shown: a password may be in it
+            raise ConfigError(f"remote: expected RemoteOptions(…), got a {type(options).__name__}")
         remote, patience_s = Remote(options), options.deadline_s
     cache = None
     if cache_dir is not None:
         limit = None if cache_bytes is None else parse_size(cache_bytes, argument="cache_bytes")
-        cache = FileCache(os.path.abspath(cache_dir), limit, patience_s)
+        cache = FileCache(os.path.abspath(checks.path("cache_dir", cache_dir)), limit, patience_s)
     elif cache_bytes is not None:
         raise ConfigError(f"cache_bytes={cache_bytes!r} without cache_dir=: name the folder that it limits")
     return Files(max_open, remote=remote, cache=cache, manifest=manifest, max_expansion=max_expansion)

@@ -103,7 +103,7 @@ def open(
         raise ConfigError(
             "swmr=True, manifest=…: a file that is being written has no manifest; leave out one of the two"
         )
-    folder = saved_chunks.folder_of(index_dir if index_dir in (None, False) else checks.path("index_dir", index_dir))
+    folder = saved_chunks.folder_of(checks.path_or_off("index_dir", index_dir))
     options = OpenOptions(
         fields=None if fields is None else checks.names("fields", fields),
         allow_fill=allow_fill,

@@ -7,9 +7,10 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
+from penstock.base import checks
 from penstock.base.urls import check_scheme, is_in_bucket, is_remote, scheme_of
 from penstock.errors import ConfigError, DataError, Missing, SourceError
 from penstock.files.files import Files
@@ -32,6 +33,8 @@ def paths_of(
 ) -> list[str]:
     """The files; those that are missing go to ``left_out``, if that is given."""
     if not isinstance(path, str | os.PathLike):
+        if isinstance(path, bytes | Mapping) or not isinstance(path, Iterable):
+            raise ConfigError(f"{checks.shown(path)}: expected a path, a pattern, or a list of them")
         found = []
         for one in path:
             try:

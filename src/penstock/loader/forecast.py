@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from penstock.base import html
+from penstock.base import checks, html
 from penstock.base.dtypes import numpy_dtype
 from penstock.base.machine import cores, free_bytes
 from penstock.base.sizes import format_size
@@ -21,11 +21,12 @@ from penstock.formats.inspect import inspect
 from penstock.formats.open import open, open_quietly
 from penstock.loader.loader import Loader, runtime_of
 from penstock.loader.partition import Partition
+from penstock.loader.placement import check_threads
 from penstock.loader.plan import Plan, make_plan
 from penstock.loader.plan_request import Request
 from penstock.loader.plan_text import ALONE, HolderRow, as_html, text_lines
 from penstock.loader.request import memory_limit
-from penstock.loader.rivals import Habits, LoadingJob, Rival, rivals
+from penstock.loader.rivals import Habits, LoadingJob, Rival, check_habits, rivals
 from penstock.loader.trial import try_out
 
 Shapes = Mapping[str, tuple[Sequence[int], Any]]
@@ -191,7 +192,8 @@ def plan(
     measure:     seconds of trial reading; 0 for none
     options:     arguments of ``Loader``: memory, threads, window, columns, device, world_size …
     """
-    habits = habits or Habits()
+    habits, measure = check_habits(habits), checks.number("measure", measure, expected="seconds of trial reading")
+    files = checks.whole("files", files, least=1)
     if isinstance(source, Mapping):
         return _from_shapes(source, batch_size, files, habits, options)
     if not isinstance(source, Dataset):
@@ -245,9 +247,11 @@ def _from_shapes(shapes: Shapes, batch_size: int, files: int, habits: Habits, op
         raise ConfigError(f"{name}: needs files to look at; from shapes alone, a plan takes {', '.join(known)}")
     asked = {**known, **options}
     limit, note = memory_limit(asked["memory"])
+    is_auto = isinstance(asked["threads"], str) and asked["threads"] == "auto"
+    threads = cores() if is_auto else check_threads(asked["threads"])
     partition = Partition(contents.rows, batch_size, 0, asked["world_size"])
     request = Request(
-        fields=fields, batch_rows=min(batch_size, contents.rows), steps=partition.steps, threads=asked["threads"],
+        fields=fields, batch_rows=min(batch_size, contents.rows), steps=partition.steps, threads=threads,
         limit_bytes=limit, limit_note=note, scratch_bytes=lambda rows: 0, shuffle_quality=1.0,
     )  # fmt: skip
     made, ample = make_plan(request), make_plan(replace(request, limit_bytes=UNBOUNDED)).planned_bytes
@@ -261,13 +265,14 @@ def _from_shapes(shapes: Shapes, batch_size: int, files: int, habits: Habits, op
 
 def _checked_shapes(shapes: Shapes) -> tuple[Fields, int]:
     fields, lengths = {}, {}
-    for name, (shape, dtype) in shapes.items():
+    for name, given in shapes.items():
+        shape, dtype = _checked_shape(name, given)
         try:
             kind = numpy_dtype(dtype)
         except (TypeError, ValueError):
             raise ConfigError(f"{name}: {dtype!r} is not a dtype; try float32, int16, uint8") from None
         if not shape or min(shape) < 1:
-            raise ConfigError(f"{name}: shape {tuple(shape)}: expected the rows first, and no axis below 1")
+            raise ConfigError(f"{name}: shape {shape}: expected the rows first, and no axis below 1")
         fields[name], lengths[name] = FieldSpec(kind, tuple(shape[1:])), int(shape[0])
     if len(set(lengths.values())) != 1:
         raise ConfigError(
@@ -276,6 +281,18 @@ def _checked_shapes(shapes: Shapes) -> tuple[Fields, int]:
     if not prod(spec.row_bytes for spec in fields.values()):
         raise ConfigError("the rows have no bytes: check shapes and dtypes")
     return fields, next(iter(lengths.values()))
+
+
+def _checked_shape(name: Any, given: Any) -> tuple[tuple[int, ...], Any]:
+    try:
+        shape, dtype = given
+        if isinstance(name, str) and all(map(checks.is_whole, shape)):
+            return tuple(map(int, shape)), dtype
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(
+        f"{checks.shown(name)}: {checks.shown(given)}: expected a shape and a dtype, such as ((750, 64, 64), 'float32')"
+    )
 
 
 def _advice(

@@ -13,7 +13,7 @@ With ``processes="auto"``:
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.base import checks
 from penstock.base.machine import cores
@@ -26,6 +26,9 @@ from penstock.loader.wire import CAN_SEND_DESCRIPTORS
 
 # Threads for remote files: at 40 ms per request, 16 of them send 400 requests per second.
 FAR_THREADS = 16
+
+# No machine needs more threads; a plan tries every number below the one that was asked for.
+MOST_ASKED = 10_000
 
 # Rows gathered from more mapped files than this come a few at a time, and threads that do nothing else only contend for
 # the interpreter's lock: one thread is half as fast again as two.
@@ -162,7 +165,12 @@ def _threads(threads: int | Auto, paths: Sequence[ReadPath]) -> Placement:
         mapped = [path.mapped_files for path in paths if path.stored_bytes]
         alone = bool(mapped) and min(mapped) > 0 and max(mapped) > MANY_MAPPED
         return Placement(threads=1 if alone else first, most_threads=first * MOST_TIMES)
-    return Placement(threads=checks.whole("threads", threads, least=1, expected='"auto" or a whole number'))
+    return Placement(threads=check_threads(threads))
+
+
+def check_threads(threads: Any) -> int:
+    """A number of threads, as an argument."""
+    return checks.whole("threads", threads, least=1, most=MOST_ASKED, expected='"auto" or a whole number')
 
 
 def has_function(store: StoreBase) -> bool:

@@ -10,8 +10,11 @@ their own before they are copied to shared memory, so that a worker holds sample
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+from penstock.base import checks
 from penstock.base.sizes import MiB
+from penstock.errors import ConfigError
 
 # Batches per worker: one that waits, one being made, and half of the stack.
 TORCH_BATCHES_PER_WORKER = 2.5
@@ -40,6 +43,19 @@ class Habits:
     workers: int = 4
     shuffle_buffer: int = 1000
     """Samples that each worker of WebDataset mixes."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "shuffle_buffer"):
+            object.__setattr__(self, name, checks.whole(name, getattr(self, name)))
+
+
+def check_habits(habits: Any) -> Habits:
+    """Habits, as an argument: None stands for those of most people."""
+    if habits is None:
+        return Habits()
+    if isinstance(habits, Habits):
+        return habits
+    raise ConfigError(f"habits={checks.shown(habits)}: expected Habits(workers=…, shuffle_buffer=…)")
 
 
 @dataclass(frozen=True)

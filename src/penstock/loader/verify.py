@@ -111,13 +111,13 @@ def verify(
                any ``concurrent.futures.Executor``; all its workers must see the same files
     workers:   tasks that run at a time
     """
-    engine = _engine(executor, workers)
+    engine, progress = _engine(executor, workers), checks.function("progress", progress)
     if manifest is None:
         ds = source if isinstance(source, Dataset) else open(source, **options)
         return _with_archives(_read_all(ds, memory, engine, progress), source_of(ds))
     if isinstance(source, Dataset):
         raise ConfigError("verify(dataset, manifest=…): expected the files themselves: a path, a pattern, or a list")
-    known, files = manifests.load(manifest), Files()
+    known, files = manifests.load(checks.path("manifest", manifest)), Files()
     paths = paths_of(source, files)
     if is_remote(paths[0]):
         known = known.of_addresses(paths)
@@ -230,7 +230,7 @@ def _loader(ds: Dataset, memory: int | str | None, options: Mapping[str, Any]) -
         "batch_size": rows, "on_error": "skip", "output": "numpy", "rank": 0, "world_size": 1, **options
     }  # fmt: skip
     try:
-        return Loader(ds, memory=memory or SMALL_BUDGET, **options)
+        return Loader(ds, memory=SMALL_BUDGET if memory is None else memory, **options)
     except BudgetExceeded:
         if memory is not None:
             raise

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from penstock.base import checks
 from penstock.base.executors import run
 from penstock.base.sizes import MiB
 from penstock.base.urls import is_remote
@@ -102,9 +103,9 @@ def write_manifest(source: Any, path: Path | None = None, *, progress: Progress 
     By default that is ``penstock-manifest.json`` in the folder that contains all of them; ``path`` chooses another.
     Names in it are relative to its folder, which must therefore contain all files.
     """
-    files = Files()
+    files, progress = Files(), checks.function("progress", progress)
     paths = paths_of(source, files)
-    goal = os.fspath(path) if path is not None else default_manifest(paths)
+    goal = checks.path("path", path) if path is not None else default_manifest(paths)
     remote = is_remote(paths[0])
 
     def digested() -> Iterator[tuple[str, int, bytes]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from penstock.base import stop
+from penstock.base import checks, stop
 from penstock.base.file_id import FileId
 from penstock.base.sizes import MiB
 from penstock.base.urls import hub_address, is_in_bucket, scheme_of, shown
@@ -63,14 +63,17 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         for name in ("retries", "redirects"):
-            count = getattr(self, name)
-            if not isinstance(count, int) or count < 0:
-                raise ConfigError(f"RemoteOptions({name}={count!r}): expected a whole number, 0 or more")
-        if isinstance(self.redirect_hosts, str):
-            raise ConfigError(f"RemoteOptions(redirect_hosts={self.redirect_hosts!r}): expected a list of hosts")
+            checks.whole(f"RemoteOptions: {name}", getattr(self, name))
+        if self.redirect_hosts is not None:
+            hosts = checks.names("RemoteOptions: redirect_hosts", self.redirect_hosts)
+            object.__setattr__(self, "redirect_hosts", hosts)
+        for name, kinds in (("headers", str), ("store", object)):
+            pairs = getattr(self, name).items() if isinstance(getattr(self, name), Mapping) else [(None, None)]
+            if not all(isinstance(key, str) and isinstance(value, kinds) for key, value in pairs):
+                raise ConfigError(f"RemoteOptions: {name}: expected a dict of texts")  # not shown: may be a password
         for name in ("deadline_s", "connect_timeout_s", "stall_timeout_s"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 < value < 1e6:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
                 raise ConfigError(f"RemoteOptions({name}={value!r}): expected seconds, more than 0")
 
 
@@ -95,8 +98,8 @@ class Remote:
         self.options = options or RemoteOptions()
         self._addresses = dict(addresses or {})
         """Each address by its name."""
-        hosts = self.options.redirect_hosts
-        redirects = Redirects(self.options.redirects, None if hosts is None else tuple(hosts))
+        hosts = None if self.options.redirect_hosts is None else tuple(self.options.redirect_hosts)
+        redirects = Redirects(self.options.redirects, hosts)
         self._connections = Connections(self.options.connect_timeout_s, redirects)
         self._signer = Signer(self.options.store, self.options.deadline_s)
         self._lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,12 @@ class ResampledShards(Source):
         max_urls: int = MAX_SHARDS,
         empty_check: bool = True,
     ) -> None:
+        max_urls = checks.whole("max_urls", max_urls, least=1, most=sys.maxsize)
+        nshards = None if nshards is None else checks.whole("nshards", nshards)
+        deterministic = checks.flag("deterministic", deterministic)
+        checks.flag("empty_check", empty_check)
+        if worker_seed is not None:
+            checks.function("worker_seed", worker_seed)
         if not isinstance(urls, str | os.PathLike) and not hasattr(urls, "read") and isinstance(urls, Iterable):
             urls = list(islice(urls, max_urls))
         self.shards = expand(urls)
@@ -163,6 +170,11 @@ class WebDataset(DataPipeline):
         for name, function in (("handler", handler), ("select_files", select_files), ("rename_files", rename_files)):
             if not callable(function) and (function is not None or name == "handler"):
                 raise ConfigError(f"{name}={checks.shown(function)}: expected a function")
+        for name, splitter in (("nodesplitter", nodesplitter), ("workersplitter", workersplitter)):
+            if splitter is not None:
+                checks.function(name, splitter)
+        for name, value in (("repeat", repeat), ("detshuffle", detshuffle)):
+            checks.flag(name, value)
         max_member_bytes = parse_size(max_member_bytes, argument="max_member_bytes")
         if cache_bytes is None and cache_size > 0 and cache_dir is not None:
             cache_bytes = cache_size

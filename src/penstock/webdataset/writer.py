@@ -20,6 +20,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import numpy as np
+
+from penstock.base import checks
+from penstock.base.urls import scheme_of
 from penstock.errors import ConfigError, ConvertFailed, Corrupt, LimitExceeded
 from penstock.files import locks
 from penstock.files.atomic import remove_abandoned
@@ -99,13 +103,21 @@ class TarWriter:
         format: Any = None,  # noqa: A002
         index_dir: str | os.PathLike[str] | Literal[False] | None = None,
     ) -> None:
-        self.user, self.group, self.mode, self.mtime, self.keep_meta = user, group, mode, mtime, keep_meta
+        self.user, self.group, self.mtime = _text("user", user), _text("group", group), mtime
+        self.mode, self.keep_meta = checks.whole("mode", mode, most=0o7777), checks.flag("keep_meta", keep_meta)
+        if mtime is not None:
+            checks.number("mtime", mtime, expected="seconds since 1970")
+        index_dir = checks.path_or_off("index_dir", index_dir)
         self.encoder = make_encoder(encoder)
         self.path = os.fspath(fileobj) if isinstance(fileobj, str | os.PathLike) else None
+        if self.path is None and not hasattr(fileobj, "write"):
+            raise ConfigError(f"fileobj={checks.shown(fileobj)}: expected a path or a file object")
         packing = _compressor(self.path, compress)
         opener = None if self.path is None else own_opener(self.path)
         if opener is not None:  # an address that a function of the caller's opens
             fileobj, self.path = opener(self.path, "wb", BUFFER_BYTES), None
+        elif self.path is not None:
+            self.path = _placed(self.path, os.getcwd())
         self._closes = opener is not None or self.path is not None
         self._file: Any = fileobj if self.path is None else _create(self.path)
         self._stream: Any = self._file if packing is None else _COMPRESSORS[packing](self._file)
@@ -239,10 +251,16 @@ class ShardWriter:
         opener: Callable[[str], Any] | None = None,
         **options: Any,
     ) -> None:
+        start_shard = checks.whole("start_shard", start_shard)
+        maxcount, maxsize = _limit("maxcount", maxcount), _limit("maxsize", maxsize)
+        for name, function in (("post", post), ("opener", opener)):
+            if function is not None:
+                checks.function(name, function)
         try:
-            self.fname = pattern % start_shard
+            self.fname = _text("pattern", pattern) % start_shard
         except (TypeError, ValueError):
             raise ConfigError(f"{pattern!r}: expected a place for the shard's number, as in 'train-%06d.tar'") from None
+        self._folder = os.getcwd()  # the program may leave it before the last shard
         self.pattern, self.maxcount, self.maxsize = pattern, maxcount, maxsize
         self.post, self.opener, self.options = post, opener, options
         self.shard, self.total, self.count, self.size = start_shard, 0, 0, 0
@@ -264,7 +282,8 @@ class ShardWriter:
         log.info("writing %s, after %d samples", self.fname, self.total)
         self.shard += 1
         self.count = self.size = 0
-        self.tarstream = TarWriter(self.opener(self.fname) if self.opener else self.fname, **self.options)
+        goal = self.opener(self.fname) if self.opener else _placed(self.fname, self._folder)
+        self.tarstream = TarWriter(goal, **self.options)
 
     def finish(self) -> None:
         """Finish this shard."""
@@ -299,6 +318,24 @@ def _content(name: str, value: Any) -> bytes | memoryview:
     return bytes(value)
 
 
+def _text(argument: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise ConfigError(f"{argument}={checks.shown(value)}: expected a text")
+
+
+def _limit(argument: str, value: Any) -> Any:
+    """How much a shard may hold; infinity for no limit."""
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool) and value > 0:
+        return value
+    raise ConfigError(f"{argument}={checks.shown(value)}: expected a number above 0")
+
+
+def _placed(path: str, folder: str) -> str:
+    """A path of files in a folder; addresses and commands as they are."""
+    return path if scheme_of(path) or path.startswith("pipe:") else os.path.join(folder, path)
+
+
 def _compressor(path: str | None, asked: bool | str | None) -> str | None:
     if asked is False:
         return None
@@ -306,7 +343,7 @@ def _compressor(path: str | None, asked: bool | str | None) -> str | None:
         return "gz"
     if asked is None:
         return next((kind for kind in _COMPRESSORS if path is not None and path.endswith(kind)), None)
-    if asked not in _COMPRESSORS:
+    if not isinstance(asked, str) or asked not in _COMPRESSORS:
         raise ConfigError(f"compress={asked!r}: expected True, False, {', '.join(map(repr, _COMPRESSORS))}")
     return asked
 

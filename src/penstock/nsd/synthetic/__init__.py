@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from penstock.base import checks
 from penstock.errors import ConfigError
 from penstock.nsd.layout import BETAS, Layout
 from penstock.nsd.synthetic.pictures import write_coco, write_stimuli
@@ -48,6 +49,9 @@ def synthesize(
     signal:    how much voxels depend on the pictures: the signal's standard deviation as a multiple of the noise's
     progress:  called with a description of each step
     """
+    nifti, stimuli = checks.flag("nifti", nifti), checks.flag("stimuli", stimuli)
+    coco, seed = checks.whole("coco", coco), checks.whole("seed", seed)
+    signal, progress = checks.number("signal", signal), checks.function("progress", progress)
     form = Form(stored, written, nifti, signal)
     todo, experiment = _planned(os.fspath(root), scale, subjects, (space, BETAS.get(betas, betas)), form, seed)
     if stimuli:
