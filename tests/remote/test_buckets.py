@@ -13,7 +13,7 @@ from penstock.base.urls import hub_address, shown
 from penstock.errors import ConfigError
 from penstock.remote import RemoteOptions
 from penstock.remote.buckets import Signer
-from penstock.webdataset import TarWriter, WebDataset
+from penstock.webdataset import TarWriter, WebDataset, gopen, wids
 
 pytest.importorskip("obstore")
 
@@ -123,3 +123,19 @@ def test_reading_from_the_hub(server, monkeypatch):
     assert {each.get("Authorization") for each in server.headers} == {"Bearer word"}
     with pytest.raises(ConfigError, match="hf://datasets/OWNER/NAME/PATH"):
         ps.open("hf://datasets/owner")
+
+
+def test_shards_on_the_hub_by_the_verbs(server, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    with TarWriter(str(tmp_path / "x.tar")) as writer:
+        writer.write({"__key__": "0", "cls": 7})
+    shard, address = (tmp_path / "x.tar").read_bytes(), "hf://datasets/owner/name/x.tar"
+    server.put("datasets/owner/name/resolve/main/x.tar", shard)
+    (streamed,) = WebDataset(address)
+    assert (streamed["cls"], streamed["__url__"], "__local_path__" in streamed) == (b"7", address, False)
+    (copied,) = WebDataset(address, cache_dir=tmp_path / "copies")
+    assert copied["cls"] == b"7"
+    assert copied["__local_path__"].startswith(str(tmp_path / "copies"))
+    with gopen(address) as stream:
+        assert stream.read() == shard
+    assert wids.ShardListDataset([{"url": address, "nsamples": 1}])[0][".cls"] == 7

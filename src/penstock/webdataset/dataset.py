@@ -14,6 +14,7 @@ from penstock.files.compression import MAX_EXPANSION
 from penstock.files.files import remote_files
 from penstock.read.kinds import MAX_MEMBER_BYTES
 from penstock.webdataset.handlers import Handler, reraise_exception
+from penstock.webdataset.interface.utils import make_seed
 from penstock.webdataset.pipeline import DataPipeline
 from penstock.webdataset.run import Run
 from penstock.webdataset.samples import Reading, Sample, read_samples
@@ -113,10 +114,7 @@ class ResampledShards(Source):
     def _rng(self, run: Run) -> random.Random:
         of_worker = 1000 * run.place.rank + run.place.worker if self.worker_seed is None else self.worker_seed()
         if self.deterministic:
-            seed = 0
-            for each in (of_worker, run.epoch, self.seed or 0):
-                seed = (seed * 31 + hash(each)) & 0x7FFFFFFF
-            return random.Random(seed)  # noqa: S311
+            return random.Random(make_seed(of_worker, run.epoch, self.seed or 0))  # noqa: S311
         return random.Random(f"{run.seed}/{self.seed}/{run.epoch}/{of_worker}/{run.place.rank}")  # noqa: S311
 
 

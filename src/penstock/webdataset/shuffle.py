@@ -88,9 +88,9 @@ def _draw(samples: Iterator[Any], run: Run, bufsize: int, initial: int, rng: Ran
         if len(held) < bufsize:
             held += islice(samples, 1)
         if len(held) >= initial:
-            yield _draw_one(held, rng)
+            yield draw_one(held, rng)
     while held:
-        yield _draw_one(held, rng)
+        yield draw_one(held, rng)
 
 
 def _draw_unread(samples: Iterator[Any], run: Run, bufsize: int, initial: int) -> Iterator[Any]:
@@ -103,16 +103,16 @@ def _draw_unread(samples: Iterator[Any], run: Run, bufsize: int, initial: int) -
     for sample in samples:
         held.append(sample)
         while len(held) > (MOST_UNREAD if _is_unread(sample) else bufsize):
-            yield _draw_one(held, rng)
+            yield draw_one(held, rng)
     while held:
-        yield _draw_one(held, rng)
+        yield draw_one(held, rng)
 
 
-def _draw_one(held: list[Any], rng: Random) -> Any:
-    """One of them; the last one moves into its place."""
-    place = rng.randint(0, len(held) - 1)
-    held[place], held[-1] = held[-1], held[place]
-    return held.pop()
+def draw_one(buf: list[Any], rng: Random) -> Any:
+    """One of a list at random, taken out of it; the last one moves into its place."""
+    place = rng.randint(0, len(buf) - 1)
+    buf[place], buf[-1] = buf[-1], buf[place]
+    return buf.pop()
 
 
 def _is_unread(sample: Any) -> bool:

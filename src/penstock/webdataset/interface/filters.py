@@ -18,6 +18,7 @@ from penstock.webdataset.rare_verbs import refuse_pickle as decode_pickle
 from penstock.webdataset.run import Run
 from penstock.webdataset.samples import Sample
 from penstock.webdataset.shuffle import SeededShuffle as detshuffle  # noqa: N813
+from penstock.webdataset.shuffle import draw_one as pick
 from penstock.webdataset.shuffle import shuffle_samples
 from penstock.webdataset.stage import Curried, Stage
 from penstock.webdataset.verbs import Verb
@@ -160,13 +161,6 @@ def transform_with(sample: Sequence[Any], transformers: Sequence[Callable[[Any],
         raise ConfigError(f"transform_with: {len(transformers)} functions for {len(sample)} values")
     functions = [*transformers, *[None] * (len(sample) - len(transformers))]
     return [value if function is None else function(value) for value, function in zip(sample, functions, strict=True)]
-
-
-def pick(buf: list[Any], rng: Any) -> Any:
-    """One of a list at random, taken out of it; the last one moves into its place."""
-    place = rng.randint(0, len(buf) - 1)
-    buf[place], buf[-1] = buf[-1], buf[place]
-    return buf.pop()
 
 
 def compose2(f: Callable[[Any], Any], g: Callable[[Any], Any]) -> Callable[[Any], Any]:
