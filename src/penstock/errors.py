@@ -86,10 +86,12 @@ class WorkerDied(PenstockError):
 class BudgetExceeded(PenstockError):
     """The plan does not fit the memory given."""
 
-    def __init__(self, message: str = "", *, smallest_bytes: int | None = None) -> None:
+    def __init__(self, message: str = "", *, smallest_bytes: int | None = None, reason: str = "") -> None:
         super().__init__(message)
         self.smallest_bytes = smallest_bytes
         """The smallest ``memory`` that works, where it is known."""
+        self.reason = reason
+        """The part of the message that says what takes the memory, and what would help."""
 
 
 class StateMismatch(PenstockError):

@@ -292,6 +292,7 @@ def test_a_budget_too_small_for_both_loaders_names_the_smallest(roots, tmp_path,
     options = {"root": tmp_path / "nsd", "backend": backend, "val_batch_size": 2}
     with pytest.raises(BudgetExceeded, match=r"memory=1\.00 MiB is too small for both loaders") as refused:
         get_dataloaders(4, memory="1MiB", **options)
+    assert str(refused.value).count("memory=") == 1, "one budget, the caller's"
     for loader in get_dataloaders(4, memory=refused.value.smallest_bytes, **options)[:2]:
         loader.close()
     with pytest.raises(BudgetExceeded):

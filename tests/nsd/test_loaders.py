@@ -112,6 +112,12 @@ def collected(loader):
     return [torch.cat(columns) for columns in zip(*batches, strict=True)]
 
 
+def test_shards_alone_are_named_by_what_needs_betas(both, tmp_path):
+    shutil.copytree(both / "webdataset_avg_split", tmp_path / "webdataset_avg_split")
+    with pytest.raises(Missing, match=r"has tar shards: read them with nsd\.get_dataloaders"):
+        NSD(tmp_path)
+
+
 def test_the_backend_is_what_is_on_disk(both, roots, tmp_path):
     def kind(loader):
         return loader.origin(0).url
@@ -146,7 +152,7 @@ def test_order_ranks_and_options(both):
         ({"root": None}, ConfigError, "neither root= nor train_url="),
         ({"backend": "lmdb"}, ConfigError, '"auto", "tar" or "hdf5"'),
         ({"backend": "hdf5", "root": None, "train_url": "x.tar"}, ConfigError, "expected root="),
-        ({"backend": "tar", "subj": 3}, Missing, "no shards train_subjNN"),
+        ({"backend": "tar", "subj": 3}, Missing, "no shards train_subj03"),
         ({"backend": "tar", "reps": "mean"}, ConfigError, "reps: only from the release"),
         ({"subj": 3}, Missing, "no betas of subject 3"),
         ({"backend": "tar", "split": "berg"}, ConfigError, "split: only from the release"),
@@ -154,6 +160,13 @@ def test_order_ranks_and_options(both):
         ({"backend": "hdf5", "columns": ("voxels",)}, ConfigError, "columns: not an argument .* to_tuple chooses"),
         ({"backend": "hdf5", "voxels_key": None}, ConfigError, "voxels_key=None: expected 'nsdgeneral.npy'"),
         ({"root": 5}, ConfigError, "root=5: expected a path"),
+        ({"batch_size": "nsd"}, ConfigError, "batch_size='nsd': expected a whole number, at least 1"),
+        ({"val_batch_size": 0}, ConfigError, "val_batch_size=0: expected a whole number of samples, at least 1"),
+        ({"local_rank": 2}, ConfigError, "local_rank=2: expected a rank in world_size=1, from 0 to 0"),
+        ({"backend": "hdf5", "split": "mindeye2/train"}, ConfigError, "expected the name of a split alone"),
+        ({"backend": "hdf5", "device": "cuda:99"}, ConfigError, "device='cuda:99'"),
+        ({"backend": "tar", "device": "cuda:99"}, ConfigError, "device='cuda:99'"),
+        ({"subj": 4}, Missing, r"no betas of subject 4.*; and no shards train_subj04_\*\.tar"),
     ],
     ids=str,
 )

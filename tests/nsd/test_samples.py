@@ -77,8 +77,9 @@ def test_memory_is_set_aside_for_what_opening_took(nsd):
         assert (plan.limit_bytes, plan.holders["opening"]) == (memory, ds.opening_bytes)
         assert plan.planned_bytes <= memory
     assert ds.loader(10, memory=plan.smallest_bytes).plan.planned_bytes <= plan.smallest_bytes
-    with pytest.raises(BudgetExceeded, match="set aside for the trial table"):
+    with pytest.raises(BudgetExceeded, match="set aside for the trial table") as refused:
         ds.loader(10, memory=plan.smallest_bytes - 1)
+    assert str(refused.value).count("memory=") == 1, "one budget, the caller's"
 
 
 @pytest.mark.slow

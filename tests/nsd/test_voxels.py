@@ -19,7 +19,7 @@ from penstock.errors import BudgetExceeded, ConfigError, ConvertFailed, Corrupt,
 from penstock.files import locks
 from penstock.files.files import Files
 from penstock.formats.nifti import open_stored_volumes
-from penstock.nsd import NSD, NSDDataset, Pictures, synthesize
+from penstock.nsd import NSD, NSDDataset, Pictures, subjects, synthesize
 from penstock.nsd.betas import HeldSessions
 from penstock.nsd.prepared import Stale
 from penstock.nsd.synthetic import SCALES, Anatomy, Betas, Scale
@@ -555,7 +555,10 @@ def test_preparing_refuses(root, monkeypatch):
         ({"dtype": "uint8"}, "dtype=uint8: cannot hold all values of int16"),
         ({"extra": "clip.npy"}, "extra='clip.npy': expected arrays by name"),
         ({"extra": {"clip": {"a": 1}}, "columns": ("clip",)}, r"keys \['a'\]: expected the numbers of pictures"),
-        ({"images": 5}, "images=5: expected a path"),
+        ({"images": 5}, r"images=5: expected where pictures are, .* Pictures\(size=224"),
+        ({"roi": []}, r"roi=\[\]: expected at least one region"),
+        ({"roi": "nsdgeneral.nii.gz"}, "no such file; for the region of the release, pass 'nsdgeneral'"),
+        ({"split": "random-100/train"}, "no such split; there are .*, with .* a percentage P from 1 to 99"),
     ],
     ids=str,
 )
@@ -565,8 +568,12 @@ def test_refusals(roots, options, told):
 
 
 def test_a_wrong_root_is_explained(roots, tmp_path):
-    with pytest.raises(Missing, match="no such folder; expected the one that holds nsddata_betas"):
+    with pytest.raises(Missing, match="no such folder; expected the folder that holds nsddata_betas"):
         NSD(tmp_path / "nowhere")
+    with pytest.raises(Missing, match="is a file; expected the folder that holds nsddata_betas"):
+        NSD(NSD(roots["voxel-major"]).layout.design)
+    with pytest.raises(Missing, match="nowhere: no such folder"):
+        subjects(tmp_path / "nowhere")
     with pytest.raises(Missing, match=r"There is no nsddata_betas in .*, which has: nothing"):
         NSD(tmp_path)
     with pytest.raises(Missing, match=r"There is no subj03 in .*ppdata, which has: subj01, subj02"):
@@ -585,6 +592,12 @@ def test_a_wrong_root_is_explained(roots, tmp_path):
         Pictures(size=0)
 
 
+@pytest.mark.parametrize("inner", ["nsddata_betas", "nsddata_betas/ppdata/subj02", "nsddata/experiments", ".."])
+def test_a_root_that_is_too_deep_or_too_high_names_the_right_one(root, inner):
+    with pytest.raises(Missing, match=rf"nsddata_betas is in {root}: pass that folder as root"):
+        NSD(os.path.normpath(root / inner))
+
+
 def test_a_folder_of_betas_is_not_taken_for_a_root(roots):
     """Its sessions would be taken for those of subject 1."""
     folder = NSD(roots["voxel-major"], 2).layout.beta_folder
@@ -593,6 +606,13 @@ def test_a_folder_of_betas_is_not_taken_for_a_root(roots):
     assert len(NSDDataset(folder)) == 48
     with pytest.raises(ConfigError, match=r"subject=1: but .* is a folder of subject 2"):
         NSDDataset(folder, subject=1)
+
+
+def test_a_subject_with_surfaces_alone(root):
+    space = root / "nsddata_betas" / "ppdata" / "subj01" / "func1pt8mm"
+    space.rename(space.with_name("fsaverage"))
+    with pytest.raises(Missing, match=r"which has: fsaverage\. Betas on surfaces \(fsaverage\) are not read"):
+        NSD(root)
 
 
 def test_larger_than_one_read(tmp_path):

@@ -15,6 +15,8 @@ def numpy_dtype(given: Any) -> np.dtype:
     if isinstance(given, tuple) and len(given) == 2:
         base, shape = given
         return np.dtype((numpy_dtype(base), shape))
+    if isinstance(given, np.dtype) and given.isbuiltin == 1:
+        return given  # the name of a dtype takes microseconds to make
     name = str(given).removeprefix("torch.")
     if name == "bfloat16":
         return _bfloat16()

@@ -101,7 +101,7 @@ class Subset(Combination, Wrapper):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
+    @cached_property
     def blocks(self) -> np.ndarray | None:
         """Runs of chosen rows that lie in one block; None if rows of one block are chosen far apart."""
         below = self.store.blocks

@@ -199,8 +199,8 @@ def make_joint_plan(requests: Mapping[str, Request]) -> JointPlan:
     smallest = _by_name({name: least(request) for name, request in requests.items()}, threads=1)
     smallest_bytes = sum(smallest.values())
     if smallest_bytes > first.limit_bytes:
-        refusal = plan_text.refusal(requests, smallest, first.limit_bytes)
-        raise BudgetExceeded(refusal, smallest_bytes=smallest_bytes)
+        refusal, reason = plan_text.refusal(requests, smallest, first.limit_bytes)
+        raise BudgetExceeded(f"{refusal} {reason}", smallest_bytes=smallest_bytes, reason=reason)
     if not first.placement.is_asked_for:  # in a smaller budget, threads would read here
         smallest_bytes -= smallest.get(plan_text.PROCESSES, 0)
     threads, found = spend(list(requests.values()))

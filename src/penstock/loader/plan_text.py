@@ -78,8 +78,8 @@ def _describe_batches(plan: "Plan") -> str:
     return f"{plan.slots} of {count(plan.batch_rows, 'row')}, {format_size(plan.batch_bytes)} each{tight}"
 
 
-def refusal(requests: "Mapping[str, Request]", smallest: Mapping[str, int], limit_bytes: int) -> str:
-    """Why a budget is too small, by holder, and what would help."""
+def refusal(requests: "Mapping[str, Request]", smallest: Mapping[str, int], limit_bytes: int) -> tuple[str, str]:
+    """That a budget is too small; and why, by holder, and what would help."""
     first, needed = next(iter(requests.values())), sum(smallest.values())
     origin = f" ({first.limit_note})" if first.limit_note else ""
     parts = ", ".join(f"{holder} {format_size(bytes_)}" for holder, bytes_ in smallest.items() if bytes_)
@@ -88,11 +88,15 @@ def refusal(requests: "Mapping[str, Request]", smallest: Mapping[str, int], limi
     most = max(smallest, key=lambda holder: smallest[holder])
     request = requests[costliest]
     copy = f". A copy made once with {request.remedy} needs less" if most == INDEX and request.remedy else ""
-    return (
+    size = (
         f"memory={format_size(limit_bytes)}{origin} is too small{several}: the smallest that works is "
-        f"{format_size(needed)} ({needed:,} bytes: {parts}). Most goes to {most}. {_describe_batch(costliest, request)}"
-        f"{_describe_window(request)}Raise memory, or lower batch_size, or leave fields out with columns{copy}"
+        f"{format_size(needed)} ({needed:,} bytes: {parts})."
     )
+    reason = (
+        f"Most goes to {most}. {_describe_batch(costliest, request)}{_describe_window(request)}Raise memory, or lower "
+        f"batch_size, or leave fields out with columns{copy}"
+    )
+    return size, reason
 
 
 def _describe_batch(name: str, request: "Request") -> str:

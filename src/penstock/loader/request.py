@@ -1,6 +1,7 @@
 """A loader's arguments in the terms of a plan: order, columns, budget and threads."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -53,7 +54,7 @@ def request_for(
         most_threads=placement.most_threads,
         placement=placement,
         limit_bytes=limit,
-        scratch_bytes=store.scratch_bytes,
+        scratch_bytes=cache(store.scratch_bytes),  # a plan asks for the same few numbers of rows many times
         most_rows=store.rows_at_once,
         index_bytes=store.index_bytes,
         shared_index=store.shared_index,

@@ -1,5 +1,6 @@
 """Session files as one dataset with a row per trial: whatever their layout, voxels come in one order."""
 
+import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,9 @@ SURFACE = re.compile(r"[lr]h\.betas_session\d+\.\w+")
 MANY_PASSES = 1 << 20
 SURFACE_SPACES = ("fsaverage", "nativesurface")
 READ_VOLUMES = 'choose space="func1pt8mm" or "func1mm", or read them with nibabel'
+CHECK = "Check root, subject, space and betas"
+LEVELS = 5
+"""Folders between the root and session files."""
 ADVICE = "nsd.prepare() or `penstock nsd prepare`"
 """How to make copies in which each trial can be read by itself."""
 
@@ -286,16 +290,42 @@ def why_no_sessions(layout: Layout) -> str:
     """Why there are no betas, and what there is instead."""
     text = f"no betas of subject {layout.subject}: no betas_sessionNN.hdf5 or .nii.gz in {layout.beta_folder}"
     for folder in (layout.root, layout.beta_folder):
-        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        if surface := next((name for name in names if SURFACE.fullmatch(name)), None):
+        if surface := next((name for name in _names(folder) if SURFACE.fullmatch(name)), None):
             return f"{text}. {folder} has betas on a surface, such as {surface}, which are not read: {READ_VOLUMES}"
     if layout.space in SURFACE_SPACES:
         return f"{text}. Betas on surfaces, such as {layout.space}, are not read: {READ_VOLUMES}"
+    if root := _root_near(layout.root):
+        return f"{text}. nsddata_betas is in {root}: pass that folder as root"
+    if _has_shards(layout.root):
+        return f"{text}. {layout.root} has tar shards: read them with nsd.get_dataloaders(…, root=…)"
     here = layout.root
     for step in ("nsddata_betas", "ppdata", layout.name, layout.space, layout.betas):
         inner = os.path.join(here, step)
         if not os.path.isdir(inner):
-            found = ", ".join(sorted(os.listdir(here))[:12]) or "nothing"
-            return f"{text}. There is no {step} in {here}, which has: {found}. Check root, subject, space and betas"
+            names = _names(here)
+            surfaces = [name for name in names if name in SURFACE_SPACES and step == layout.space]
+            advice = f"Betas on surfaces ({', '.join(surfaces)}) are not read" if surfaces else CHECK
+            return f"{text}. There is no {step} in {here}, which has: {', '.join(names[:12]) or 'nothing'}. {advice}"
         here = inner
     return f"{text}. The folder is there, without sessions; fetch them"
+
+
+def _names(folder: str) -> list[str]:
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def _root_near(folder: str) -> str | None:
+    """The root of a release that this folder lies in, or that lies in this folder."""
+    if os.path.isdir(os.path.join(folder, "nsddata_betas")):
+        return None
+    near, here = [os.path.join(folder, name) for name in _names(folder)], os.path.normpath(folder)
+    for _ in range(LEVELS):
+        here = os.path.dirname(here)
+        near.append(here)
+    return next((path for path in near if os.path.isdir(os.path.join(path, "nsddata_betas"))), None)
+
+
+def _has_shards(root: str) -> bool:
+    """Whether there are MindEye's shards in the folder, or in one of the folders where they are looked for."""
+    patterns = (os.path.join(glob.escape(root), *depth, "*_subj0[1-8]_*.tar") for depth in ((), ("*",), ("*", "*")))
+    return any(glob.glob(pattern) for pattern in patterns)

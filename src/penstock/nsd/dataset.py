@@ -166,6 +166,6 @@ class NSDDataset(Dataset):
         raise BudgetExceeded(
             f"memory={format_size(memory)} is too small: the smallest that works is {format_size(smallest)} "
             f"({smallest:,} bytes, of which {self.opening_bytes:,} are "
-            f"set aside for the trial table and masks). For the rest: {refusal}",
+            f"set aside for the trial table and masks). {refusal.reason}",
             smallest_bytes=smallest,
         ) from refusal

@@ -88,6 +88,7 @@ def get_dataloaders(
     split: str | None = None,
     image_size: int | None = 256,
     on_error: OnError = "raise",
+    device: Any = None,
     **options: Any,
 ) -> tuple[Loader, Loader, int, int]:
     """``(train_dl, val_dl, num_train, num_val)``; batches are tuples in the order of ``to_tuple``.
@@ -100,15 +101,17 @@ def get_dataloaders(
     image_size:  height and width of pictures, 256 as in MindEye's shards; None delivers them as stored (425 in the
                  release)
     on_error:    "skip" leaves out files that cannot be opened and samples that cannot be read
+    device:      "cuda": batches come as tensors on that device
     options:     from the release: arguments of ``NSD.dataset``, such as ``reps="single"``, ``zscore="run"``,
                  ``roi="V1"``, ``max_open_files=5``, and ``space``, ``betas`` and ``prepared`` of ``NSD``
 
     ``num_devices``, ``num_workers`` and ``cache_dir`` are accepted and not needed: threads read, inside ``memory``.
     """
     _check_options(options)
+    checks.whole("batch_size", batch_size, least=1)
     folder, subj = None if root is None else checks.path("root", root), checks.whole("subj", subj, least=1)
     shards = None if folder is None else Shards.find(folder, subj)
-    if _chosen(backend, folder, train_url, shards) == "tar":
+    if _chosen(backend, folder, subj, train_url, shards) == "tar":
         for_shards = {name: options.pop(name) for name in ("max_open_files",) if name in options}
         of_release = [*options, *(["split"] if split is not None else [])]
         if of_release:
@@ -118,20 +121,26 @@ def get_dataloaders(
             val_url=val_url or (shards.test if shards else None), meta_url=meta_url, num_train=num_train,
             num_val=num_val, cache_dir=cache_dir, seed=seed, voxels_key=voxels_key, val_batch_size=val_batch_size,
             to_tuple=to_tuple, local_rank=local_rank, world_size=world_size, memory=memory, image_size=image_size,
-            on_error=on_error, **for_shards,
+            on_error=on_error, device=device, **for_shards,
         )  # fmt: skip
     assert folder is not None
-    nsd = NSD(folder, subj, **{name: options.pop(name) for name in ("space", "betas", "prepared") if name in options})
+    of_subject = {name: options.pop(name) for name in ("space", "betas", "prepared") if name in options}
+    try:
+        nsd = NSD(folder, subj, **of_subject)
+    except Missing as error:
+        raise type(error)(f"{error}; and {_no_shards(folder, subj)}") from None
     names = mindeye.column_names(to_tuple, image_var)
     given = {
         "reps": "stack", "zscore": "session" if "voxels" in names else None, "dtype": "float16", "on_error": on_error,
         "images": Pictures(size=image_size, dtype="float32"), **_region(nsd, voxels_key, options), **options,
     }  # fmt: skip
     split = "mindeye1" if split is None else split
+    if not isinstance(split, str) or "/" in split:
+        raise ConfigError(f"split={split!r}: expected the name of a split alone, such as 'mindeye2', for both loaders")
     train, val = (_as_shards(nsd, names, image_var, f"{split}/{part}", given) for part in ("train", "test"))
     pair = mindeye.Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
     train_dl, val_dl = pair.loaders(
-        memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size,
+        memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size, device=device,
         set_aside=opening_bytes(len(nsd.trials)),
     )  # fmt: skip
     return train_dl, val_dl, len(train) if num_train is None else num_train, len(val) if num_val is None else num_val
@@ -164,7 +173,14 @@ def _region(nsd: NSD, voxels_key: str, options: dict[str, Any]) -> dict[str, Any
     return {"roi": voxels_key.removesuffix(".npy")}
 
 
-def _chosen(backend: str, root: str | None, train_url: Any, shards: Shards | None) -> str:
+def _no_shards(root: str, subject: int) -> str:
+    """Where shards of a subject were looked for, and not found."""
+    looked = ", ".join(os.path.join(root, folder, "train") for folder in SHARD_FOLDERS)
+    name = f"subj{subject:02d}"
+    return f"no shards train_{name}_*.tar and test_{name}_*.tar: looked in {looked}"
+
+
+def _chosen(backend: str, root: str | None, subject: int, train_url: Any, shards: Shards | None) -> str:
     if backend not in ("auto", "tar", "hdf5"):
         raise ConfigError(f'backend={backend!r}: expected "auto", "tar" or "hdf5"')
     if root is None and train_url is None:
@@ -172,8 +188,7 @@ def _chosen(backend: str, root: str | None, train_url: Any, shards: Shards | Non
     if backend == "hdf5" and root is None:
         raise ConfigError('backend="hdf5": expected root=, the folder of the release')
     if backend == "tar" and train_url is None and shards is None:
-        looked = ", ".join(os.path.join(str(root), folder, "train") for folder in SHARD_FOLDERS)
-        raise Missing(f'backend="tar": no shards train_subjNN_*.tar and test_subjNN_*.tar; looked in {looked}')
+        raise Missing(f'backend="tar": {_no_shards(str(root), subject)}')
     if backend == "auto":
         return "hdf5" if train_url is None and shards is None else "tar"
     return backend

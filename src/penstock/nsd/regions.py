@@ -179,8 +179,11 @@ def _find(layout: Layout, region: Any) -> _Found:
         return _named(layout, os.fspath(region), is_path=not isinstance(region, str))
     if isinstance(region, list | tuple) or (isinstance(region, np.ndarray) and region.dtype.kind == "U"):
         found = [_find(layout, each) for each in region]
-        if not found or len({each.mask.shape for each in found}) > 1:
-            raise ConfigError(f"roi={region!r}: expected at least one region, and all of one shape")
+        if not found:
+            raise ConfigError(f"roi={region!r}: expected at least one region, or None for whole volumes")
+        if len({each.mask.shape for each in found}) > 1:
+            shapes = ", ".join(f"{each.source}: {each.mask.shape}" for each in found)
+            raise SchemaMismatch(f"roi={region!r}: regions of different shapes ({shapes})")
         united = np.asarray(np.stack([each.mask for each in found]).any(axis=0))
         return _Found(united, "; ".join(each.source for each in found))
     if region is None or np.ndim(region) == 0:
@@ -206,7 +209,9 @@ def _named(layout: Layout, name: str, *, is_path: bool) -> _Found:
     if os.path.isfile(name):
         return _Found(_load(layout, name) > 0, name)
     if is_path or os.path.sep in name or name.endswith((".nii", ".nii.gz")):
-        raise Missing(f"roi={name!r}: no such file")
+        region = _name(name)
+        is_region = os.path.isfile(os.path.join(layout.regions, f"{region}.nii.gz"))
+        raise Missing(f"roi={name!r}: no such file" + (f"; for the region of the release, pass {region!r}" * is_region))
     if name == "brainmask":
         return _Found(_values(layout.brainmask) > 0, os.path.basename(layout.brainmask))
     region, _, label = name.partition(":")

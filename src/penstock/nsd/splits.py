@@ -90,7 +90,9 @@ def _parts(trials: Any, planned: Any, name: str, seed: int) -> dict[str, np.ndar
         pictures = int(planned["stim_id"].nunique())
         train = np.isin(trials["stim_id"], _drawn(planned, round(pictures * int(found[1]) / 100), seed))
         return {"train": train, "test": ~train}
-    raise ConfigError(f"split={name!r}: not a split known here; known: {', '.join(NAMES)}")
+    raise ConfigError(
+        f"split={name!r}: no such split; there are {', '.join(NAMES)}, with a session N or a percentage P from 1 to 99"
+    )
 
 
 def _drawn(trials: Any, count: int, seed: int) -> np.ndarray:

@@ -43,8 +43,11 @@ class Pictures:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if self.source is not None:
-            checks.path("images", self.source)
+        if self.source is not None and not isinstance(self.source, str | os.PathLike):
+            raise ConfigError(
+                f"images={checks.shown(self.source)}: expected where pictures are, or how they are delivered, such as "
+                f'Pictures(size=224, dtype="float32")'
+            )
         if self.size is not None:
             checks.whole("images: size", self.size, least=1)
 

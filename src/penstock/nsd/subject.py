@@ -79,7 +79,8 @@ class NSD:
             files = self._handles(None)
             self._files, self.layout = self._in_bucket(files)
         elif not os.path.isdir(self.layout.root):
-            raise Missing(f"{self.layout.root}: no such folder; expected the one that holds nsddata_betas and nsddata")
+            what = "is a file" if os.path.exists(self.layout.root) else "no such folder"
+            raise Missing(f"{self.layout.root}: {what}; expected the folder that holds nsddata_betas and nsddata")
         else:
             self._files = SessionFiles.find(self.layout)
         place = self.layout.prepared if prepared is None else absolute(checks.path("prepared", prepared))
@@ -272,7 +273,7 @@ class NSD:
         dtype:          of voxels; an integer type gives them as stored, 300 per percent
         images:         a ``Pictures``, or where they are; by default the file in the root, at its stored size
         extra:          further arrays with a row per picture: ``{"clip": "clip.npy", "caption": "captions.json"}``
-        max_open_files: data files held open at once
+        max_open_files: data files held open at once; 0 opens a file for each read
         on_error:       "skip" leaves out sessions that cannot be opened, and lists why in ``left_out``
         """
         if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
@@ -384,6 +385,8 @@ def _together(copies: Sequence[Copy]) -> Dataset:
 def subjects(root: str | os.PathLike[str], space: str = "func1pt8mm", betas: str = "b3") -> list[int]:
     """Subjects with betas in this space and version, or with copies of them."""
     place = absolute(checks.path("root", root))
+    if not os.path.isdir(place):
+        raise Missing(f"{place}: no such folder; expected the folder of a release on this machine")
     layouts = [Layout(place, subject, space, BETAS.get(betas, betas)) for subject in SUBJECTS]
     return [each.subject for each in layouts if _has_sessions(each)]
 

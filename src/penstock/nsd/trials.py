@@ -118,12 +118,12 @@ def read_trials(sources: Sources, sessions: Sequence[int], session: SessionLengt
     counts = np.bincount(found["stim_id"])[found["stim_id"]]
     after = list(found).index("rep") + 1
     names = [*list(found)[:after], "n_reps", *list(found)[after:]]
-    return needed("pandas").DataFrame({name: found.get(name, counts) for name in names})
+    return needed("pandas").DataFrame({name: found.get(name, counts) for name in names}, copy=False)
 
 
 def read_all_trials(sources: Sources, sessions: Sequence[int], session: SessionLength) -> Any:
     """A DataFrame with a row per trial that was answered or is in these sessions; row numbers are ``global_trial``."""
-    return needed("pandas").DataFrame(_columns(sources, sessions, session))
+    return needed("pandas").DataFrame(_columns(sources, sessions, session), copy=False)
 
 
 def _columns(sources: Sources, sessions: Sequence[int], session: SessionLength) -> dict[str, np.ndarray]:

@@ -67,6 +67,7 @@ def get_dataloaders(
     image_size: int | None = None,
     on_error: OnError = "raise",
     max_open_files: int | None = None,
+    device: Any = None,
 ) -> tuple[Loader, Loader, int, int]:
     """``(train_dl, val_dl, num_train, num_val)``, as MindEye's ``utils.get_dataloaders``.
 
@@ -74,7 +75,8 @@ def get_dataloaders(
     (batch, 3, height, width), everything else as stored. ``memory`` is shared by both loaders: three quarters for
     training, one quarter for validation. Pictures are as stored (256 pixels in MindEye's shards), or of ``image_size``.
     ``max_open_files`` limits the files that both hold open together. ``on_error="skip"`` leaves out shards that cannot
-    be opened and samples that cannot be read. The description of this module says where it differs from MindEye's.
+    be opened and samples that cannot be read. With ``device="cuda"``, batches are on that device. The description of
+    this module says where it differs from MindEye's.
     """
     if train_url is None or val_url is None:
         given = f"train_url={train_url!r}, val_url={val_url!r}"
@@ -84,7 +86,9 @@ def get_dataloaders(
     opener = _Opener(files, on_error)
     train, val = (_shards(url, names, image_var, voxels_key, image_size, opener) for url in (train_url, val_url))
     pair = Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
-    train_dl, val_dl = pair.loaders(memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size)
+    train_dl, val_dl = pair.loaders(
+        memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size, device=device
+    )
     totals = _totals(meta_url) if meta_url is not None and None in (num_train, num_val) else {}
     counted_train = num_train if num_train is not None else totals.get("train", len(train))
     counted_val = num_val if num_val is not None else totals.get("val", len(val))
@@ -106,6 +110,10 @@ class Pair:
     batch_size: int
     val_batch_size: int
 
+    def __post_init__(self) -> None:
+        checks.whole("batch_size", self.batch_size, least=1, expected="a whole number of samples")
+        checks.whole("val_batch_size", self.val_batch_size, least=1, expected="a whole number of samples")
+
     def loaders(
         self,
         *,
@@ -114,6 +122,7 @@ class Pair:
         on_error: OnError,
         rank: int | None,
         world_size: int | None,
+        device: Any,
         set_aside: int = 0,
     ) -> tuple[Loader, Loader]:
         """One of rank and world size may be left out, as in MindEye's function; without both, torch.distributed says.
@@ -122,8 +131,10 @@ class Pair:
         """
         if rank is not None or world_size is not None:
             rank, world_size = rank or 0, 1 if world_size is None else world_size
+            checks.whole("local_rank", rank, most=world_size - 1, expected=f"a rank in world_size={world_size}")
         common: dict[str, Any] = {
             "columns": self.columns, "on_error": on_error, "rank": rank, "world_size": world_size,
+            "device": device,
         }  # fmt: skip
         train = partial(Loader, self.train, batch_size=self.batch_size, shuffle=True, seed=seed, **common)
         val = partial(Loader, self.val, batch_size=self.val_batch_size, **common)
@@ -138,7 +149,7 @@ class Pair:
             raise BudgetExceeded(
                 f"memory={format_size(given)} is too small for both loaders: the smallest that works is "
                 f"{format_size(smallest)} ({smallest:,} bytes), three quarters for training and one for validation. "
-                f"For one of them: {refusal}",
+                f"For one of them: {refusal.reason}",
                 smallest_bytes=smallest,
             ) from refusal
 
