@@ -116,6 +116,10 @@ def test_shards_alone_are_named_by_what_needs_betas(both, tmp_path):
     shutil.copytree(both / "webdataset_avg_split", tmp_path / "webdataset_avg_split")
     with pytest.raises(Missing, match=r"has tar shards: read them with nsd\.get_dataloaders"):
         NSD(tmp_path)
+    with pytest.raises(Missing, match=r"read them with nsd\.get_dataloaders\(…, root=…\)$"):
+        loaders(tmp_path, backend="hdf5")
+    with pytest.raises(Missing, match=r"There is no nsddata_betas in .*; and no shards train_subj04_"):
+        loaders(tmp_path, subj=4)
 
 
 def test_the_backend_is_what_is_on_disk(both, roots, tmp_path):

@@ -296,7 +296,7 @@ def why_no_sessions(layout: Layout) -> str:
         return f"{text}. Betas on surfaces, such as {layout.space}, are not read: {READ_VOLUMES}"
     if root := _root_near(layout.root):
         return f"{text}. nsddata_betas is in {root}: pass that folder as root"
-    if _has_shards(layout.root):
+    if _has_shards(layout):
         return f"{text}. {layout.root} has tar shards: read them with nsd.get_dataloaders(…, root=…)"
     here = layout.root
     for step in ("nsddata_betas", "ppdata", layout.name, layout.space, layout.betas):
@@ -325,7 +325,8 @@ def _root_near(folder: str) -> str | None:
     return next((path for path in near if os.path.isdir(os.path.join(path, "nsddata_betas"))), None)
 
 
-def _has_shards(root: str) -> bool:
-    """Whether there are MindEye's shards in the folder, or in one of the folders where they are looked for."""
-    patterns = (os.path.join(glob.escape(root), *depth, "*_subj0[1-8]_*.tar") for depth in ((), ("*",), ("*", "*")))
+def _has_shards(layout: Layout) -> bool:
+    """Whether MindEye's shards of the subject are in the root, or two folders below, where MindEye publishes them."""
+    root, name = glob.escape(layout.root), f"*_{layout.name}_*.tar"
+    patterns = (os.path.join(root, *depth, name) for depth in ((), ("*",), ("*", "*")))
     return any(glob.glob(pattern) for pattern in patterns)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 SUBJECTS = range(1, 9)
 SESSIONS = {1: 40, 2: 40, 3: 32, 4: 30, 5: 40, 6: 32, 7: 40, 8: 30}
 """Sessions that each subject did."""
-TRIALS = 750
-"""Trials per session."""
 RUNS = 12
 REPS = 3
 """Times each picture was planned to be shown."""

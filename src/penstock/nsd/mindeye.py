@@ -128,7 +128,9 @@ def get_dataloaders(
     try:
         nsd = NSD(folder, subj, **of_subject)
     except Missing as error:
-        raise type(error)(f"{error}; and {_no_shards(folder, subj)}") from None
+        if shards is not None or backend == "hdf5":
+            raise
+        raise Missing(f"{error}; and {_no_shards(folder, subj)}") from None
     names = mindeye.column_names(to_tuple, image_var)
     given = {
         "reps": "stack", "zscore": "session" if "voxels" in names else None, "dtype": "float16", "on_error": on_error,

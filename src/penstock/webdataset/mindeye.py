@@ -149,7 +149,7 @@ class Pair:
             raise BudgetExceeded(
                 f"memory={format_size(given)} is too small for both loaders: the smallest that works is "
                 f"{format_size(smallest)} ({smallest:,} bytes), three quarters for training and one for validation. "
-                f"For one of them: {refusal.reason}",
+                f"{refusal.reason}",
                 smallest_bytes=smallest,
             ) from refusal
 
