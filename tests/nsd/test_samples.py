@@ -340,7 +340,7 @@ def test_filters(nsd):
         ({"columns": ("voxels", "voxels")}, "expected a tuple of names"),
         ({"columns": ("voxels", "colour")}, "no 'colour'; there are voxels, image, coco, subject"),
         ({"split": "mindeye2"}, "a name and a part"),
-        ({"split": "mindeye3/train"}, "known: shared1000, mindeye1"),
+        ({"split": "mindeye3/train"}, "no such split; there are shared1000, mindeye1"),
         ({"split": "mindeye2/val"}, "has train and test only"),
         ({"split": [True]}, "one boolean for each of 72 trials"),
         ({"where": {"mood": 1}}, "no column 'mood'"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -259,10 +259,13 @@ class Samples:
 
     def _fitted(self, base: Dataset, rows: np.ndarray, groups: np.ndarray, ddof: int = 0) -> zscore.Moments:
         key = digest(base.fingerprint, digest(rows.tobytes()), digest(groups.tobytes()), ddof)
+        fit = partial(zscore.fit, base, rows, groups, memory=FIT_MEMORY, ddof=ddof, on_error=self.wanted.on_error)
+        return self._fitted_once(key, fit)
+
+    def _fitted_once(self, key: str, fit: Callable[[], zscore.Moments]) -> zscore.Moments:
+        """Training and validation share what was fitted on the same trials."""
         if key not in self.nsd.moments:
-            self.nsd.moments[key] = zscore.fit(
-                base, rows, groups, memory=FIT_MEMORY, ddof=ddof, on_error=self.wanted.on_error
-            )
+            self.nsd.moments[key] = fit()
         return self.nsd.moments[key]
 
     def _fitted_means(self, lines: np.ndarray) -> zscore.Moments:
@@ -271,11 +274,8 @@ class Samples:
         used = lines != NO_ROW
         pictures[lines[used]] = np.repeat(np.arange(len(lines)), used.sum(axis=1))
         key = digest("means", self._base.fingerprint, digest(pictures.tobytes()))
-        if key not in self.nsd.moments:
-            self.nsd.moments[key] = zscore.fit_means(
-                self._base, pictures, memory=FIT_MEMORY // 2, passes=self.stored.passes, on_error=self.wanted.on_error
-            )
-        return self.nsd.moments[key]
+        fit = partial(zscore.fit_means, self._base, pictures, memory=FIT_MEMORY // 2, passes=self.stored.passes)
+        return self._fitted_once(key, partial(fit, on_error=self.wanted.on_error))
 
     def _as_xyz(self, part: Dataset) -> Dataset:
         """Volumes as (X, Y, Z), which are stored as (Z, Y, X); a view, in a loader's batches."""

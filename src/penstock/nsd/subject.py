@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -198,18 +199,14 @@ class NSD:
         """``betas`` as stored, a row per row of ``trials`` (of these sessions): what ``prepare`` made, or raw."""
         stored = self._stored() if stored is None else stored
         known = self._prepared.copies(voxels, stored.handles)
+        chosen = self.sessions if sessions is None else sessions
+        copies = map(partial(self._copy, voxels=voxels, known=known), chosen)
         parts: list[Dataset] = []
-        copies: list[Copy] = []
-        for session in self.sessions if sessions is None else sessions:
-            copy = self._copy(session, voxels, known)
-            if copy is not None and copies and copy.path != copies[-1].path:
-                parts, copies = [*parts, _together(copies)], []
-            if copy is not None:
-                copies.append(copy)
+        for path, group in groupby(zip(chosen, copies, strict=True), lambda each: each[1] and each[1].path):
+            if path is None:
+                parts += [stored.chosen(number, voxels) for number, _ in group]
             else:
-                parts = [*parts, *([_together(copies)] if copies else []), stored.chosen(session, voxels)]
-                copies = []
-        parts += [_together(copies)] if copies else []
+                parts.append(_together([copy for _, copy in group if copy is not None]))
         return parts[0] if len(parts) == 1 else concat(parts)
 
     def _copy(self, session: int, voxels: Voxels | None, known: Copies) -> Copy | None:
@@ -277,7 +274,9 @@ class NSD:
         on_error:       "skip" leaves out sessions that cannot be opened, and lists why in ``left_out``
         """
         if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
-            raise ConfigError(f'columns={columns!r}: expected a tuple of names, such as ("voxels", "image", "coco")')
+            raise ConfigError(
+                f'columns={columns!r}: expected a tuple of names, each once, such as ("voxels", "image", "coco")'
+            )
         stored = self._stored(None if max_open_files is None else checks.whole("max_open_files", max_open_files))
         voxels = self.voxels(roi, min_ncsnr=min_ncsnr, order=voxel_order)
         chosen = chosen_sessions(sessions, self.sessions, self._files.folder)

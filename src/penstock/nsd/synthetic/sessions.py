@@ -3,7 +3,7 @@
 import gzip
 import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -15,11 +15,11 @@ from penstock.nsd.synthetic.values import Betas
 from penstock.nsd.synthetic.volumes import Anatomy
 
 Stored = Literal["voxel-major", "trial-major", "rechunked"]
-STORED = ("voxel-major", "trial-major", "rechunked")
+STORED = get_args(Stored)
 """One time course per chunk, as released; contiguous trials; gzipped chunks of some trials and part of the volume."""
 
 Written = Literal["brain", "region", "nothing"]
-WRITTEN = ("brain", "region", "nothing")
+WRITTEN = get_args(Written)
 """What is filled with values; the rest of the file is a hole that takes no room on disk and reads as zeros."""
 
 SLAB_BYTES = 64 * 2**20
