@@ -223,6 +223,15 @@ def test_a_label_alone_means_the_bilateral_visual_rois(atlas):
         nsd.voxels("V3A")
 
 
+def test_a_region_of_one_hemisphere_does_not_stand_for_both(atlas):
+    nsd, _, _ = atlas
+    os.remove(f"{nsd.layout.regions}/Kastner2015.nii.gz")
+    os.remove(f"{nsd.layout.regions}/lh.Kastner2015.nii.gz")
+    assert nsd.voxels("V3A").source == "HCP_MMP1.nii.gz: V3A"
+    with pytest.raises(Missing, match=r"lh\.Kastner2015\.nii\.gz is not there.*roi='rh\.Kastner2015'"):
+        nsd.voxels("Kastner2015:V3A")
+
+
 def test_labels_that_are_digits_are_names_first(atlas):
     nsd, _, _ = atlas
     hcp = nibabel.load(f"{nsd.layout.regions}/HCP_MMP1.nii.gz").get_fdata()

@@ -241,6 +241,12 @@ def _files(layout: Layout, region: str) -> list[str]:
     return [] if absent else halves
 
 
+def _is_half(layout: Layout, region: str) -> bool:
+    """Whether only one hemisphere of a region is there."""
+    there = [os.path.isfile(os.path.join(layout.regions, f"{side}{region}.nii.gz")) for side in ("", *HEMISPHERES)]
+    return not there[0] and there[1] != there[2]
+
+
 def _labelled(layout: Layout, files: Sequence[str], numbers: Sequence[int] | None) -> _Found:
     """These labels of a region, or all of them; hemispheres are united."""
     masks, sources = [], []
@@ -264,7 +270,8 @@ def _by_label(layout: Layout, name: str) -> _Found:
     homes = {each: numbers for each in regions if (numbers := _matching(_labels(layout, each), label))}
     if not homes:
         raise Missing(f"roi={name!r}: no such region. {_present(layout)}")
-    chosen = {PREFERRED: homes[PREFERRED]} if PREFERRED in homes else homes
+    whole = {home: numbers for home, numbers in homes.items() if not _is_half(layout, f"{side}{home}")}
+    chosen = {PREFERRED: homes[PREFERRED]} if PREFERRED in homes else whole or homes
     found = [_labelled(layout, _files(layout, f"{side}{home}"), numbers) for home, numbers in chosen.items()]
     if any(not np.array_equal(found[0].mask, other.mask) for other in found[1:]):
         ways = ", ".join(repr(f"{side}{home}:{label}") for home in homes)
