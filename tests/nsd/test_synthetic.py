@@ -190,4 +190,4 @@ def test_commands_from_nothing_to_copies(tmp_path, capsys):
     assert main(["nsd", "prepare", root, "--roi", "V9"]) == 2
     assert "roi='V9': no such region. There are: nsdgeneral" in capsys.readouterr().err
     assert main(["nsd", "show", str(tmp_path)]) == 2
-    assert "There is no nsddata_betas in" in capsys.readouterr().err
+    assert f"nsddata_betas is in {root}: pass that folder as root" in capsys.readouterr().err

@@ -89,7 +89,7 @@ class Sessions:
                 others = [number for number in self.files.paths if number != session]
                 rest = f"sessions={others}" if len(others) < 6 else f"sessions= all but {session}"
                 raise type(error)(
-                    f'session {session}: {error}. To go on without it, pass {rest}, or on_error="skip"'
+                    f'session {session}: {error}. To go on without it, pass {rest}, or load with on_error="skip"'
                 ) from error
         return self._opened[session]
 
