@@ -84,6 +84,7 @@ def convert(
     """
     to = checks.path("to", to)
     dry_run, only_finish = checks.flag("dry_run", dry_run), checks.flag("only_finish", only_finish)
+    overwrite, restart = checks.flag("overwrite", overwrite), checks.flag("restart", restart)
     attributes = _attributes({} if attributes is None else attributes)
     progress = _quietly if progress is None else checks.function("progress", progress)
     announce = _silently if announce is None else checks.function("announce", announce)
@@ -119,7 +120,7 @@ def convert(
         announce(f"{plan}\n  expected: {expected}")
     kept = _merged(attributes_of(origin) if kind in ("zarr", "hdf5") else {}, attributes)
     job = Job(ds, plan, kept, is_spread=part is not None or not isinstance(mode, str))
-    run = Attempt(job, origin, overwrite=checks.flag("overwrite", overwrite), restart=checks.flag("restart", restart))
+    run = Attempt(job, origin, overwrite=overwrite, restart=restart)
     run.expected = expected
     if dry_run:
         return run.result(finished=False)

@@ -72,7 +72,9 @@ def write_parquet(path: str, cut: Cut, store: Store, rows: range) -> str:
     values_of = hashlib.sha256()
     with Reader(store, min(cut.read_rows, len(rows))) as reader, ExitStack() as opened:
         schema = _schema(arrow, store.fields, reader)
-        file = opened.enter_context(parquet.ParquetWriter(path, schema, compression="zstd", compression_level=1))
+        file = opened.enter_context(
+            parquet.ParquetWriter(path, schema, compression="zstd", compression_level=1, write_page_checksum=True)
+        )
         for read in cut.reads(rows):
             values = reader.read(read)
             columns = [_column(arrow, values[each.name], each) for each in schema]
@@ -169,7 +171,7 @@ def check_table(path: str, expected: str, fields: Fields, read_rows: int) -> Non
     arrow, parquet = _arrow()
     found = hashlib.sha256()
     step = max(1, min(read_rows, CHECK_BYTES // max(1, row_bytes(fields))))
-    with parquet.ParquetFile(path) as file:
+    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
         for batch in file.iter_batches(batch_size=step, columns=list(fields)):
             add_values(found, {name: _numbers(batch.column(name), spec) for name, spec in fields.items()})
     arrow.default_memory_pool().release_unused()

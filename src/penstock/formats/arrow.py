@@ -9,7 +9,7 @@ import numpy as np
 from penstock.base.sizes import MiB
 from penstock.base.spec import FieldSpec
 from penstock.dataset.held_values import HOLDS
-from penstock.errors import ConfigError, DataError, Missing, PenstockError, Unavailable
+from penstock.errors import ConfigError, Corrupt, DataError, Missing, PenstockError, Unavailable
 from penstock.files.retry import refusal
 from penstock.read.objects import NAMED, ObjectDecoder, vector_decoder
 
@@ -124,4 +124,8 @@ def errors_of_arrow(where: str, text: str, kind: type[DataError]) -> Iterator[No
     except (OSError, ValueError, MemoryError, arrow_library("pyarrow").ArrowException) as error:
         if why := refusal(error):
             raise Unavailable(f"{where}: cannot be read: {why}") from error
+        if "CRC checksum verification failed" in str(error):
+            raise Corrupt(
+                f"{where}: a page's CRC-32 is not that of its bytes ({error}); fetch the file again"
+            ) from error
         raise kind(f"{where}: {text.format(error)}") from error

@@ -159,17 +159,20 @@ class Parquet:
         about = self._about[0]
         return max((about.row_group(number).total_byte_size for number in range(about.num_row_groups)), default=0)
 
-    def part(self, number: int, names: Sequence[str]) -> Any:
+    def _opened(self, **how: Any) -> Any:
+        """The file, whose pages are compared with their CRC-32 where they have one."""
         pq = arrow_library("pyarrow.parquet")
-        with pq.ParquetFile(self.file.path, metadata=self._about[0], pre_buffer=False) as opened:
+        return pq.ParquetFile(
+            self.file.path, metadata=self._about[0], pre_buffer=False, page_checksum_verification=True, **how
+        )
+
+    def part(self, number: int, names: Sequence[str]) -> Any:
+        with self._opened() as opened:
             return opened.read_row_group(number, columns=list(names), use_threads=False)
 
     def pieces(self, name: str, rows: int) -> Iterator[Any]:
         """A column from its beginning, in pieces of a few rows."""
-        pq = arrow_library("pyarrow.parquet")
-        with pq.ParquetFile(
-            self.file.path, metadata=self._about[0], pre_buffer=False, buffer_size=STREAM_BYTES
-        ) as opened:
+        with self._opened(buffer_size=STREAM_BYTES) as opened:
             yield from opened.iter_batches(batch_size=rows, columns=[name], use_threads=False)
 
 

@@ -236,7 +236,7 @@ def _parquet(path: str) -> tuple[dict[str, Column], dict[str, str]]:
     with (
         errors_of_arrow(path, "not a whole Parquet file ({})", Corrupt),
         open_for_parser(path) as file,
-        pq.ParquetFile(file) as opened,
+        pq.ParquetFile(file, page_checksum_verification=True) as opened,
     ):
         table = opened.read(use_threads=False)
     found: dict[str, Column] = {}
