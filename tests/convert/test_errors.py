@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import sys
 
 import numpy as np
@@ -156,3 +157,22 @@ def test_what_comes_back_otherwise_is_not_used(tmp_path, ds, monkeypatch):
                 ps.convert(ds, tmp_path / goal)
         assert not (tmp_path / goal).exists()
         assert ps.convert(ds, tmp_path / goal).finished
+
+
+@pytest.fixture
+def largest_file():
+    """A limit of this process that makes writing fail as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("goal", ["out.lmdb", "out.parquet", "out.tar", "out.npy"])
+def test_writing_that_fails_in_a_library_is_told_in_the_same_words(tmp_path, goal, largest_file):
+    rows = ps.from_arrays(x=np.random.default_rng(0).normal(size=(300, 1000)))
+    largest_file(2**20)
+    with pytest.raises(ConvertFailed, match=r"(cannot be written|writing failed) .*errno"):
+        ps.convert(rows, tmp_path / goal)
+    assert not (tmp_path / goal).exists()
+    largest_file(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    assert ps.convert(rows, tmp_path / goal).finished

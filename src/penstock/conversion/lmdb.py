@@ -61,6 +61,6 @@ def _put(lmdb: Any, database: Any, items: list[tuple[str, bytes]]) -> None:
             return
         except lmdb.MapFullError:
             database.set_mapsize(2 * database.info()["map_size"])
-        except lmdb.DiskError as error:
-            is_full = os.strerror(errno.ENOSPC) in str(error)
+        except lmdb.Error as error:
+            is_full = os.strerror(errno.ENOSPC) in str(error)  # a write that was cut short is "Input/output error"
             raise OSError(errno.ENOSPC if is_full else errno.EIO, str(error)) from error
