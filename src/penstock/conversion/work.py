@@ -88,7 +88,8 @@ class Work:
 
     def partial(self, name: str, ending: str = "") -> str:
         """A place for a file that is being written: nobody else has this name, on this machine or another."""
-        return self.path("partial", f"{name.replace('/', '-')}.{os.urandom(8).hex()}{ending}")
+        unique = f"{os.urandom(8).hex()}.{os.getpid()}"
+        return self.path("partial", f"{name.replace('/', '-')}.{unique}{ending}")
 
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Create the folder if it does not exist."""
