@@ -72,16 +72,16 @@ class Mapped(Wrapper):
             inputs = self._inputs(rows, scratch)
             for begin in range(0, len(rows), self._rows_at_once):
                 some = slice(begin, begin + self._rows_at_once)
-                made = self._made({name: values[some] for name, values in inputs.items()}, rows[some], scratch)
+                made = self._result({name: values[some] for name, values in inputs.items()}, rows[some], scratch)
                 for name, target in out.items():
                     target[at[some]] = self._checked(name, made, rows[some])
 
-    def _made(self, inputs: dict[str, np.ndarray], rows: np.ndarray, scratch: np.ndarray) -> dict[str, np.ndarray]:
+    def _result(self, inputs: dict[str, np.ndarray], rows: np.ndarray, scratch: np.ndarray) -> dict[str, np.ndarray]:
         """The function's result for these rows. If it fails, find the row that it fails for."""
         try:
             return self._call(inputs, rows)
         except TransformFailed as error:
-            if (row := self._culprit(rows, scratch)) is None:
+            if (row := self._find_failing_row(rows, scratch)) is None:
                 raise
             where = f"row {row} ({self.store.origin(row)})"
             raise TransformFailed(f"{error}. It fails for {where} by itself") from error.__cause__
@@ -98,7 +98,7 @@ class Mapped(Wrapper):
         self.store.read_into(rows, np.arange(len(rows)), inputs)
         return inputs
 
-    def _culprit(self, rows: np.ndarray, scratch: np.ndarray) -> int | None:
+    def _find_failing_row(self, rows: np.ndarray, scratch: np.ndarray) -> int | None:
         """The row for which the function fails even alone, found by bisection; None if there is none."""
         if len(rows) == 1:
             return None

@@ -46,7 +46,7 @@ class Damage:
 
 def find_damages(known: Manifest, paths: Iterable[str], engine: Engine, progress: Progress) -> list[Damage]:
     """What differs from the manifest, in the order of the files."""
-    damages = [_gone(known, path, name) for path in paths for name in known.below(path) if _is_gone(known, path, name)]
+    damages = [_gone(known, name) for path in paths for name in known.below(path) if _is_gone(known, path, name)]
     tasks = [piece for each in _all_files(paths, known.path) for piece in _file_pieces(known, each)]
     found: dict[_FilePiece, list[Damage]] = {}
     for piece, wrong in run(engine[0], _compare_piece, known, tasks, engine[1]):
@@ -59,9 +59,9 @@ def _is_gone(known: Manifest, path: str, name: str) -> bool:
     return not is_remote(path) and not os.path.exists(os.path.join(known.folder, name))
 
 
-def _gone(known: Manifest, path: str, name: str) -> Damage:
+def _gone(known: Manifest, name: str) -> Damage:
     whole = os.path.join(known.folder, name)
-    why = f"{whole}: the manifest {known.path} lists it, and it is not there; restore it"
+    why = f"{whole}: the manifest {known.path} lists it, but it does not exist; restore it"
     return Damage(whole, 0, known.sizes[name], why)
 
 

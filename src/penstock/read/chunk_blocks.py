@@ -41,7 +41,7 @@ class BlockReader:
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray, share: Share = WHOLE) -> None:
         if len(rows) == 0 or self.spec.row_bytes == 0:
             return
-        with self.decoding.lent() as handle:
+        with self.decoding.lend_file() as handle:
             blocks, inner = np.divmod(rows, self.array.rows_per_chunk)
             for block in sorted(set(blocks.tolist())):
                 here = np.flatnonzero(blocks == block)

@@ -75,7 +75,7 @@ class Decoding:
         return max(reading, index_scratch_bytes(array))
 
     @contextmanager
-    def lent(self) -> Iterator[Handle | None]:
+    def lend_file(self) -> Iterator[Handle | None]:
         """The ``handle`` argument of ``read``."""
         with self.files.lend(self.array.file) as handle:
             if self.many_files is None:

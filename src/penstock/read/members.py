@@ -167,7 +167,7 @@ class MemberGatherReader(GatherReader):
             self.one_by_one.read(rows, at, target)
 
     def read_from(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        if not self._alike(handle, rows):  # some are absent or unlike the first: errors come one by one
+        if not self._have_same_header(handle, rows):  # some are absent or unlike the first: errors come one by one
             self.one_by_one.read(rows, at, target)
             return
         mine = counters.mine()
@@ -175,7 +175,7 @@ class MemberGatherReader(GatherReader):
         mine.bytes_read += len(rows) * len(self.head)
         super().read_from(handle, rows, at, target)
 
-    def _alike(self, handle: Handle, rows: np.ndarray) -> bool:
+    def _have_same_header(self, handle: Handle, rows: np.ndarray) -> bool:
         members = self.members
         if (members.lengths[rows] != self.length).any() or (members.offsets[rows] < 0).any():
             return False

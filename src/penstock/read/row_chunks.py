@@ -52,7 +52,7 @@ class RowChunks(BlockReader):
         if share[0] != 0 or not self.array.row_bytes:
             return
         table = self.decoding.many_files
-        with self.decoding.lent() as handle:
+        with self.decoding.lend_file() as handle:
             if not isinstance(table, ShardTable):
                 self._read_one_by_one(handle, rows, at, target)
                 return

@@ -158,12 +158,12 @@ def read(path: str, files: FileList) -> Table:
         f"{path}: row {int(lost[0]) + 1:,} names a file that is not among the {len(files):,} of the folder, and "
         f'{len(lost) - 1:,} others do too. Restore them, or pass on_error="skip" to leave such rows out'
     )
-    return Table(rows[kept], {each: _taken(column, kept) for each, column in columns.items()}, (why,), others)
+    return Table(rows[kept], {each: _take(column, kept) for each, column in columns.items()}, (why,), others)
 
 
 def _names(path: str, files: FileList, columns: Mapping[str, Column]) -> tuple[str, dict[str, int]]:
     """The column that names files, and which file each name is."""
-    for places in _ways(files):
+    for places in _lookups(files):
         for name, column in columns.items():
             first = next(iter(_texts(column)), None)
             if first is not None and first in places:
@@ -175,8 +175,8 @@ def _names(path: str, files: FileList, columns: Mapping[str, Column]) -> tuple[s
     )
 
 
-def _ways(files: FileList) -> Iterator[dict[str, int]]:
-    """Ways to name files: by path; or by the file's own name or its stem, if no two files share it."""
+def _lookups(files: FileList) -> Iterator[dict[str, int]]:
+    """Tables from names to rows: by path; or by the file's own name or its stem, if no two files share it."""
     yield {name: row for row, name in enumerate(files.names)}
     for short in (os.path.basename, _stem):
         found = {short(name): row for row, name in enumerate(files.names)}
@@ -268,5 +268,5 @@ def _texts(column: Column) -> Iterator[str]:
     return map(str, column.tolist()) if isinstance(column, np.ndarray) else map(decoded, column.raws())
 
 
-def _taken(column: Column, rows: np.ndarray) -> Column:
+def _take(column: Column, rows: np.ndarray) -> Column:
     return column[rows] if isinstance(column, np.ndarray) else column.take(rows)

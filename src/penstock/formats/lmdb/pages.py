@@ -25,7 +25,6 @@ from penstock.formats.tar.members import MemberTable
 from penstock.read import coalesce
 
 MAGIC = b"\xde\xc0\xef\xbe"
-MAGIC_AT = 16
 VERSION = 1
 
 PAGE_HEADER, NODE_HEADER = 16, 8

@@ -180,9 +180,9 @@ class _Grouping:
         taken = np.zeros(len(keys) * len(fields), bool)
         taken[cells] = True
         if np.count_nonzero(taken) != len(cells):
-            self._twice(keys, kept, cells)
+            self._raise_repeated_field(keys, kept, cells)
         if (again := keys.first_repeat()) is not None:
-            self._torn(keys, again)
+            self._raise_separated_sample(keys, again)
         offsets = np.full((len(keys), len(fields)), NOT_THERE, np.int64)
         lengths = offsets.copy()
         offsets.reshape(-1)[cells] = members.offsets[kept]
@@ -191,7 +191,7 @@ class _Grouping:
         left_out = tuple(why for name, why in members.left_out if split_name(name) is not None)
         return SampleTable(members.path, fields, keys, offsets, lengths, passed_over=passed_over, left_out=left_out)
 
-    def _twice(self, keys: TextColumn, kept: np.ndarray, cells: np.ndarray) -> NoReturn:
+    def _raise_repeated_field(self, keys: TextColumn, kept: np.ndarray, cells: np.ndarray) -> NoReturn:
         order = np.argsort(cells, kind="stable")
         second = np.sort(order[1:][np.diff(cells[order]) == 0])[0]
         number = int(np.flatnonzero(kept)[second])
@@ -201,7 +201,7 @@ class _Grouping:
             f"member {self.members.names[number]!r}, number {number:,}): write the archive again with each file once"
         )
 
-    def _torn(self, keys: TextColumn, again: int) -> NoReturn:
+    def _raise_separated_sample(self, keys: TextColumn, again: int) -> NoReturn:
         key, first = keys[again], keys.find(keys[again])
         raise Corrupt(
             f"{self.members.path}: key {key!r} is not contiguous: sample {first:,} has it, and sample {again:,} again, "
