@@ -187,7 +187,7 @@ def test_the_list_is_saved(photos: Path, tmp_path: Path, monkeypatch: pytest.Mon
     index = tmp_path / "index"
     first = ps.open(photos, index_dir=index)
     with monkeypatch.context() as patch:
-        patch.setattr(listing, "_Walk", lambda *_: pytest.fail("listed again"))
+        patch.setattr(listing, "_FolderWalk", lambda *_: pytest.fail("listed again"))
         second = ps.open(photos, index_dir=index)
         assert list(second.keys) == list(first.keys)
         assert second.fingerprint == first.fingerprint
