@@ -19,7 +19,7 @@ def read_in_processes(count: int) -> None:
     budgets of tests have room for them.
     """
     placement.PROCESS_BYTES = MiB
-    look = ReaderProcess.look
+    is_ready = ReaderProcess.is_ready
 
     def placed(store, paths, threads, processes, limit_bytes):
         if processes == "auto":
@@ -29,10 +29,10 @@ def read_in_processes(count: int) -> None:
         return place(store, paths, threads, processes, limit_bytes)
 
     def wait_until_up(process):
-        if not look(process) and not process.failure and not process._is_closed:
+        if not is_ready(process) and not process.failure and not process._is_closed:
             process.restart()
         return process.is_up
 
     requests.place = placed
-    ReaderProcess.look = wait_until_up
+    ReaderProcess.is_ready = wait_until_up
     check_store.__kwdefaults__["processes"] = 1
