@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import time
 
 from penstock.base.sizes import MiB
 from penstock.errors import ConfigError
 from penstock.loader import placement
 from penstock.loader import request as requests
 from penstock.loader.placement import place
-from penstock.loader.processes import ReaderProcess
+from penstock.loader.processes import LOOK_EVERY_S, ReaderProcess
 from penstock.testing import check_store
 
 
@@ -29,8 +30,8 @@ def read_in_processes(count: int) -> None:
         return place(store, paths, threads, processes, limit_bytes)
 
     def wait_until_up(process):
-        if not is_ready(process) and not process.failure and not process._is_closed:
-            process.restart()
+        while not (is_ready(process) or process.failure or process._is_closed):
+            time.sleep(LOOK_EVERY_S)
         return process.is_up
 
     requests.place = placed

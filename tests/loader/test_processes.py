@@ -407,7 +407,7 @@ def test_readers_that_die_while_they_start_are_counted_in_a_row(folder: Path) ->
             process = readers(loader)[0]
             os.kill(process.pid, signal.SIGKILL)
             process.died(process.life)
-            process._is_up_now()
+            process.is_ready()
             os.kill(process.pid, signal.SIGKILL)  # before it is up
             process.restart()
         assert not process.failure

@@ -27,27 +27,22 @@ def held_bytes(pid: int | str = "self") -> int:
 
     0 where the system does not say (not Linux), or the process is gone.
     """
-    return _sum_of(f"/proc/{pid}/status", b"RssAnon:", b"RssShmem:")
+    return sum(anonymous_and_shared_bytes(pid))
 
 
-def anonymous_bytes(pid: int | str = "self") -> int:
-    """RssAnon: the same without shared memory."""
-    return _sum_of(f"/proc/{pid}/status", b"RssAnon:")
-
-
-def shared_resident_bytes() -> int:
-    """RssShmem: shared memory that this process has touched."""
-    return _sum_of("/proc/self/status", b"RssShmem:")
+def anonymous_and_shared_bytes(pid: int | str = "self") -> tuple[int, int]:
+    """RssAnon, and RssShmem: shared memory that the process has touched."""
+    return _counts_of(f"/proc/{pid}/status", b"RssAnon:", b"RssShmem:")
 
 
 def share_bytes(pid: int | str = "self") -> int:
     """The same, a page that n processes share counting 1/n: a forked worker shares whatever it never changed."""
-    return _sum_of(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
+    return sum(_counts_of(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:"))
 
 
 def mapped_bytes(pid: int | str = "self") -> int:
     """Of these, shared memory."""
-    return _sum_of(f"/proc/{pid}/smaps_rollup", b"Pss_Shmem:")
+    return _counts_of(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")[1]
 
 
 def shared_bytes() -> int:
@@ -59,13 +54,19 @@ def shared_bytes() -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-def _sum_of(path: str, *names: bytes) -> int:
+def _counts_of(path: str, first: bytes, second: bytes) -> tuple[int, int]:
+    """Two lines of a file of the kernel's, in bytes. Read many times per second: nothing else of it is looked at."""
     try:
-        with open(path, "rb") as file:
-            lines = file.read().splitlines()
+        with open(path, "rb", buffering=0) as file:
+            text = file.read()
     except OSError:
-        return 0
-    return sum(int(line.split()[1]) * KiB for line in lines if line.startswith(names))
+        return 0, 0
+    return _count(text, first), _count(text, second)
+
+
+def _count(text: bytes, name: bytes) -> int:
+    begin = text.find(b"\n" + name) + len(name) + 1
+    return int(text[begin : text.index(b"kB", begin)]) * KiB if begin > len(name) else 0
 
 
 def children(pid: int) -> list[int]:

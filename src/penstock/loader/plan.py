@@ -29,6 +29,9 @@ JOIN_BELOW_BYTES = 8 * MiB
 # many threads, contention for the interpreter's lock limits them (measured on 16 cores).
 SPLIT_ABOVE_BYTES = 16 * MiB
 
+# Every read of a process costs the training process some work: batches are divided into no more reads than this.
+PARTS_FOR_PROCESSES = 4
+
 # Even in the smallest set-up a read has as many rows as this allows: one by one, 65,536 small rows took 5 seconds.
 CHEAP_READ_BYTES = 128 * KiB
 
@@ -373,7 +376,8 @@ def _rows_per_read(request: Request) -> int:
     if row * batch < JOIN_BELOW_BYTES:
         together = min(JOIN_BELOW_BYTES // (row * batch), MOST_BATCHES_PER_READ, request.steps // (2 * request.threads))
         return batch * max(1, together)
-    return _whole_share(min(-(-batch // request.threads), max(1, SPLIT_ABOVE_BYTES // row)), batch)
+    parts = min(request.threads, PARTS_FOR_PROCESSES) if request.placement.processes else request.threads
+    return _whole_share(min(-(-batch // parts), max(1, SPLIT_ABOVE_BYTES // row)), batch)
 
 
 def _whole_share(rows: int, batch_rows: int) -> int:

@@ -1,17 +1,17 @@
 """The reader processes of a loader, seen from the training process.
 
-Each thread of the loader's team has a *connection* to one process: it sends a read there and waits for the answer,
-without the interpreter's lock. Until the process is up, the thread reads by itself: the first batch does not wait.
+Each process has some threads, and each of these has a *connection*: a socket for its reads and answers. Which reads go
+where is said in ``exchange.py``.
 
 1. Processes are fresh interpreters, never forks: the caller may have threads, or a device in use. They do not run the
    caller's ``__main__`` again.
 2. They live as long as the loader, whatever happens to it: they end when their control socket closes.
-3. A process that dies costs a pause. It is unknown which of its reads killed it, so each is repeated alone in a
-   new process. A read that kills that too is halved, until the sample is found that no process survives.
-4. A process that is still reading when an epoch ends early is killed: nobody waits for a slow function.
+3. A process that dies is started again. It is unknown which of its reads killed it, so each is repeated alone. A read
+   that kills the new process too is halved, until the sample is found that no process survives.
 """
 
 import os
+import pickle
 import select
 import socket
 import subprocess
@@ -20,12 +20,13 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from penstock.base import stop
-from penstock.base.counters import Counters
-from penstock.base.machine import anonymous_bytes
+from penstock.base.machine import anonymous_and_shared_bytes
 from penstock.errors import ReadersNotStarted, WorkerDied
 from penstock.loader import wire
 from penstock.loader.pickled_stores import PickledStores
@@ -37,11 +38,17 @@ START_WITHIN_S = 60.0
 
 LOOK_EVERY_S = 0.01
 
+# Measuring the memory of many processes takes the training step's time.
+MEASURE_EVERY_S = 0.25
+
 # A process that dies this often before it is up will never come up.
 EARLY_DEATHS = 3
 
-# How long ending an epoch waits for reads under way, before it kills their processes.
+# How long ending an epoch waits for reads under way, before it kills their processes; and how long it waits for those.
 GIVE_UP_WITHIN_S = 0.5
+
+# Answers that came together are received in one call.
+RECEIVED_BYTES = 64 * 1024
 
 # Libraries that would start a thread per core in each process.
 ONE_THREAD = dict.fromkeys(
@@ -70,6 +77,7 @@ class ReaderProcesses:
         self.processes = [ReaderProcess(setup, stores, paths) for _ in range(count)]
         self._connections: dict[int, ReaderConnection] = {}
         self._next_generation = 0
+        self._held_bytes, self._next_measurement = 0, 0.0
         self._finalizer = weakref.finalize(
             self, stop.call_in_finalizer, _shut_down, self.processes, self._connections, stores, os.getpid()
         )
@@ -81,8 +89,13 @@ class ReaderProcesses:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the processes without shared memory."""
-        return sum(anonymous_bytes(process.pid) for process in self.processes if process.pid is not None)
+        """Memory of the processes without shared memory; measured a few times per second."""
+        now = time.monotonic()
+        if now >= self._next_measurement:
+            self._next_measurement = now + MEASURE_EVERY_S
+            found = [process.pid for process in self.processes if process.pid is not None]
+            self._held_bytes = sum(anonymous_and_shared_bytes(pid)[0] for pid in found)
+        return self._held_bytes
 
     def wait(self, seconds: float) -> None:
         """Start all processes, and wait until they are up, or failed, but no longer than that."""
@@ -96,7 +109,7 @@ class ReaderProcesses:
         return self._next_generation
 
     def connection(self, number: int) -> "ReaderConnection":
-        """The connection of a thread. Threads are dealt to processes in turn."""
+        """One of the connections, which are dealt to the processes in turn."""
         if number not in self._connections:
             self._connections[number] = ReaderConnection(self.processes[number % len(self.processes)])
         return self._connections[number]
@@ -105,11 +118,6 @@ class ReaderProcesses:
         """Cancel the reads of this epoch, and close files."""
         for process in self.processes:
             process.send(EndEpoch(generation))
-
-    def kill_busy(self) -> None:
-        """Kill the processes that still read."""
-        for process in {connection.process for connection in list(self._connections.values()) if connection.is_busy}:
-            process.kill()
 
     def close(self) -> None:
         """End all processes. Safe to call twice."""
@@ -144,10 +152,8 @@ class ReaderProcess:
         self._setup, self._stores, self._paths = setup, stores, paths
         self._child: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._turn = threading.Condition(threading.RLock())
-        self._suspects = 0
+        self._turn = threading.RLock()
         self._is_closed = False
-        self._one_is_alone = False
         self.is_up = False
         """Whether it can read."""
         self._is_starting = False
@@ -167,20 +173,9 @@ class ReaderProcess:
     # Life.
 
     def is_ready(self) -> bool:
-        """Whether it can take a read; starts it if it is not there. Waits only where others find out what killed it."""
-        if self.is_up and not self._suspects:
-            return True
-        if self.failure:
-            return False
-        if self._suspects:
-            with self._turn:
-                self._turn.wait_for(lambda: not self._suspects)
-        return self._is_up_now()
-
-    def _is_up_now(self) -> bool:
-        """Whether it is up; starts it if it is not there."""
-        if not self._turn.acquire(blocking=False):
-            return False
+        """Whether it can take a read; starts it if it is not there. Does not wait."""
+        if self.is_up or self.failure or not self._turn.acquire(blocking=False):
+            return self.is_up
         try:
             if self.is_up or self._is_closed:
                 return self.is_up
@@ -193,7 +188,7 @@ class ReaderProcess:
     def restart(self) -> None:
         """Start it again, if it is not up, and wait until it is."""
         until = time.monotonic() + START_WITHIN_S
-        while not self._is_up_now():
+        while not self.is_ready():
             if self.failure or self._is_closed or stop.asked() or time.monotonic() > until:
                 why = self.failure or f"nothing came from the new one in {START_WITHIN_S:.0f} s"
                 raise NoReader(f"a reader process died, and could not be started again: {why}")
@@ -234,21 +229,6 @@ class ReaderProcess:
         with self._turn:
             if life == self.life:
                 self.is_up = False
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """No other thread reads in this process inside the ``with``: a read is suspected to have killed it."""
-        with self._turn:
-            self._suspects += 1
-            self._turn.wait_for(lambda: not self._one_is_alone)
-            self._one_is_alone = True
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._suspects -= 1
-                self._one_is_alone = False
-                self._turn.notify_all()
 
     def _start(self) -> None:
         if self._child is not None:  # it died: had it been killed here, it would be forgotten
@@ -326,16 +306,29 @@ class ReaderProcess:
 
 
 class ReaderConnection:
-    """One thread's way to a process."""
+    """The way to one thread of a process."""
 
     def __init__(self, process: ReaderProcess) -> None:
         self.process = process
-        self.is_busy = False
-        """Whether the process has a read of this connection."""
+        self.unanswered: deque[Any] = deque()
+        """What the process was sent and has not answered, the oldest first."""
         self._socket: socket.socket | None = None
-        self._life = -1
-        self._sent: dict[int, int] = {}
+        self.life = -1
+        """Of the process: which of its starts the socket belongs to."""
+        self._known: dict[int, int] = {}
         """By dataset: the memory of slots that the process knows from this connection."""
+        self._to_send = bytearray()
+        self._received = bytearray()
+
+    @property
+    def descriptor(self) -> int:
+        """Of the socket."""
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    @property
+    def has_more_to_send(self) -> bool:
+        return len(self._to_send) > 0
 
     def is_ready(self) -> bool:
         """Whether the process can take a read now."""
@@ -344,56 +337,70 @@ class ReaderConnection:
         except (EOFError, NoReader):  # it died just now, or this process has no descriptor left
             return False
 
-    def do(self, task: ReadTask, descriptor: int) -> ReadAnswer:
-        """Have a read done; ``ReaderDied`` if it killed the process twice, the second time by itself.
+    def send(self, task: ReadTask, descriptor: int) -> None:
+        """Send a read, or as much of it as the socket takes now; ``flush`` sends the rest.
 
         descriptor:  of the memory of the slots, which the process is sent with its first task
         """
+        assert self._socket is not None
+        assert task.memory is not None
+        if self._known.get(task.source) == task.memory.key:
+            self._to_send += wire.framed(pickle.dumps(task._replace(memory=None), protocol=5))
+            self.flush()
+        else:
+            self._socket.sendall(self._to_send)
+            self._to_send.clear()
+            wire.send(self._socket, task, [descriptor])
+            self._known[task.source] = task.memory.key
+
+    def flush(self) -> None:
+        """Send what is left to be sent, as much as the socket takes now."""
+        assert self._socket is not None
+        with suppress(BlockingIOError):
+            while self._to_send:
+                del self._to_send[: self._socket.send(self._to_send, socket.MSG_DONTWAIT)]
+
+    def receive(self) -> list[ReadAnswer]:
+        """The answers that have come; ``EOFError`` if the process is gone."""
+        assert self._socket is not None
         try:
-            return self._ask(task, descriptor)
-        except (EOFError, OSError):
-            self.process.died(self._life)
-        if stop.asked():
-            return NOTHING
-        return self.do_alone(task, descriptor)
+            data = self._socket.recv(RECEIVED_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise EOFError("the reader process is gone")
+        self._received += data
+        return wire.take_messages(self._received)
 
     def do_alone(self, task: ReadTask, descriptor: int) -> ReadAnswer:
-        """Have a read done while no other thread reads in the process; ``ReaderDied`` if it kills it."""
-        with self.process.alone():
-            self.process.restart()
-            try:
-                return self._ask(task, descriptor)
-            except (EOFError, OSError):
-                self.process.died(self._life)
-        raise ReaderDied("reader processes died while they did this read")
-
-    def _ask(self, task: ReadTask, descriptor: int) -> ReadAnswer:
-        assert task.memory is not None
-        self.is_busy = True
+        """Have a read done while the process has no other, and wait for it; ``ReaderDied`` if it kills the process."""
+        self.process.restart()
+        self.unanswered.append(None)  # if an interrupt comes, the process is known to be busy
         try:
             self._connect()
-            assert self._socket is not None
-            if self._sent.get(task.source) == task.memory.key:
-                wire.send(self._socket, task._replace(memory=None))
-            else:
-                wire.send(self._socket, task, [descriptor])
-                self._sent[task.source] = task.memory.key
-            return wire.receive_answer(self._socket)
-        finally:
-            self.is_busy = False
+            self.send(task, descriptor)
+            answers: list[ReadAnswer] = []
+            while not answers:
+                select.select([self.descriptor], [self.descriptor] if self._to_send else [], [])
+                self.flush()
+                answers = self.receive()
+        except (EOFError, OSError) as error:
+            self.process.died(self.life)
+            self.close()
+            raise ReaderDied("reader processes died while they did this read") from error
+        self.unanswered.clear()
+        return answers[0]
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and forget what was sent through it."""
         if self._socket is not None:
             self._socket.close()
+            self._socket = None
+        for each in (self.unanswered, self._known, self._to_send, self._received):
+            each.clear()
 
     def _connect(self) -> bool:
-        if self._socket is None or self._life != self.process.life:
+        if self._socket is None or self.life != self.process.life:
             self.close()
-            self._sent.clear()
-            self._socket, self._life = self.process.open_connection()
+            self._socket, self.life = self.process.open_connection()
         return True
-
-
-NOTHING = ReadAnswer(0.0, 0.0, Counters())
-"""The answer to a read that is not needed any more."""

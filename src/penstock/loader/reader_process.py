@@ -24,7 +24,7 @@ import numpy as np
 from penstock.base import counters, sample_rng, torch_threads
 from penstock.base import scratch as memory
 from penstock.base import stop as stopping
-from penstock.base.machine import anonymous_bytes
+from penstock.base.machine import anonymous_and_shared_bytes
 from penstock.base.scratch import map_shared
 from penstock.dataset.store import StoreBase
 from penstock.errors import DecodeFailed, PenstockError, WorkerDied
@@ -110,7 +110,7 @@ def _start(control: socket.socket, setup: Setup, stored: int) -> "ReadServer":
     except BaseException as error:
         wire.send(control, Ready(0, "".join(traceback.format_exception_only(error)).strip()))
         os._exit(1)
-    wire.send(control, Ready(anonymous_bytes()))
+    wire.send(control, Ready(anonymous_and_shared_bytes()[0]))
     return reader
 
 

@@ -6,7 +6,7 @@ caller with their step; an error is raised where its batch would have come.
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -14,7 +14,6 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from penstock.base import counters, scratch
-from penstock.base import stop as stopping
 from penstock.base.counters import Counters
 from penstock.base.dtypes import is_inexact
 from penstock.base.sizes import MiB
@@ -109,16 +108,25 @@ class Readers:
     # For the caller's thread.
 
     def get_if_ready(self, step: int, wait_s: float = 0) -> Batch | None:
-        """The batch of this step if it is complete; waits no longer than that for a result.
+        """The batch of this step if it is complete; waits no longer than that for it.
 
         Its slot is then the caller's to lend or give back.
         """
-        try:
-            while step not in self._complete:
-                self._receive(self._posted.get(timeout=wait_s) if wait_s else self._posted.get_nowait())
-        except Empty:
-            return None
-        return self._complete.pop(step)
+        until = time.monotonic() + wait_s if wait_s else 0.0
+        is_under_way = self._team.exchange(0)
+        while True:
+            self._receive_all()
+            if step in self._complete:
+                return self._complete.pop(step)
+            left = until - time.monotonic() if wait_s else 0.0
+            if left <= 0:
+                return None
+            if is_under_way:
+                is_under_way = self._team.exchange(left)
+                continue
+            with suppress(Empty):
+                self._receive(self._posted.get(timeout=left))
+            is_under_way = self._team.exchange(0)
 
     def stop(self) -> None:
         """End the threads, unless they still read for others. Safe to call twice."""
@@ -126,6 +134,11 @@ class Readers:
             self._stopped = True
             self.fail(WorkerDied("reading was ended"))  # another thread may wait for a batch
             self._team.leave()
+
+    def _receive_all(self) -> None:
+        with suppress(Empty):
+            while not self._posted.empty():
+                self._receive(self._posted.get_nowait())
 
     def _receive(self, posted: list[Batch] | BaseException) -> None:
         if isinstance(posted, BaseException):
@@ -163,21 +176,6 @@ class Readers:
         """Whether other processes can write to its slots: those added beyond the plan are this process's alone."""
         return self.slots.descriptor is not None and all(batch.slot < self.slots.planned for batch in read.batches)
 
-    def send(self, read: Read, connection: ReaderConnection, generation: int) -> None:
-        """Have it read by another process, and post the batches that are complete now."""
-        descriptor = self.slots.descriptor
-        assert descriptor is not None
-        costs = ReadCosts()
-        try:
-            costs = self._take_in(read, connection.do(self._task(read, generation), descriptor))
-        except ReaderDied:
-            for number in range(len(read.batches)):
-                self._find_killer(read, read.of_batch(number), connection, generation, costs)
-        except NoReader as error:  # it may kill: it is not done here
-            for batch in read.batches:
-                batch.error = error
-        self.post(read, costs, connection, generation)
-
     def fail(self, error: BaseException) -> None:
         """Let the caller's ``get`` raise: a thread has ended."""
         self._posted.put(error)
@@ -192,13 +190,59 @@ class Readers:
 
     # Reads in other processes.
 
-    def _task(self, read: Read, generation: int) -> ReadTask:
+    def task(self, read: Read, generation: int, *, is_look: bool = False) -> ReadTask:
+        """A read as it is sent to a process."""
         return ReadTask(
             generation=generation, source=self.number, seed=self.epoch.seed, epoch=self.epoch.number,
             slots=[batch.slot for batch in read.batches], rows=read.rows, places=read.places, bounds=read.bounds,
             scattered=read.scattered, share=read.share, fields=read.fields, scratch_bytes=self.scratch_bytes,
-            is_watched=counters.is_watched(), memory=self._shared,
+            is_watched=counters.is_watched(), is_look=is_look, memory=self._shared,
         )  # fmt: skip
+
+    def take_answer(self, read: Read, answer: ReadAnswer, *, is_look: bool) -> Sequence[Read]:
+        """Take in what came of a read, and post the batches that are complete now; returns the looks to send next.
+
+        A look finds values that are NaN or infinite in a complete batch, in the process that has them in its cache.
+        """
+        if is_look:
+            if answer.errors:
+                self.look_here(read)
+            else:
+                self._post_looked_at(read.batches[0], answer.not_finite)
+            return ()
+        complete = self._count(read, self._take_in(read, answer))
+        if not self._floats:
+            if complete:
+                self._posted.put(complete)
+            return ()
+        self._posted.put([batch for batch in complete if batch.error is not None])
+        return [self._look(batch) for batch in complete if batch.error is None]
+
+    def _look(self, batch: Batch) -> Read:
+        bounds, fields = (0, len(batch.rows)), tuple(self._floats)
+        return Read(batches=[batch], rows=batch.rows, places=batch.rows[:0], bounds=bounds, fields=fields)
+
+    def look_here(self, look: Read) -> None:
+        """Look for values that are NaN or infinite in this process."""
+        (batch,) = look.batches
+        self._post_looked_at(batch, self._not_finite(batch))
+
+    def do_again(self, read: Read, connection: ReaderConnection, generation: int, *, is_look: bool) -> None:
+        """Do a read again that may have killed its process, and find the sample that did."""
+        if is_look:
+            self.look_here(read)
+            return
+        assert self.slots.descriptor is not None
+        costs = ReadCosts()
+        try:
+            costs = self._take_in(read, connection.do_alone(self.task(read, generation), self.slots.descriptor))
+        except ReaderDied:
+            for number in range(len(read.batches)):
+                self._find_killer(read, read.of_batch(number), connection, generation, costs)
+        except NoReader as error:  # it may kill: it is not done here
+            for batch in read.batches:
+                batch.error = error
+        self.post(read, costs)
 
     def _take_in(self, read: Read, answer: ReadAnswer) -> ReadCosts:
         """Record the result of a read in its batches; returns what it cost."""
@@ -222,10 +266,8 @@ class Readers:
         """Do part of a read that kills processes, by halves, down to the sample that no process survives."""
         assert self.slots.descriptor is not None
         some = replace(read, batches=[part.batch], rows=part.rows, places=part.places, bounds=(0, len(part.rows)))
-        if stopping.asked():
-            return
         try:
-            costs.add(self._take_in(some, connection.do_alone(self._task(some, generation), self.slots.descriptor)))
+            costs.add(self._take_in(some, connection.do_alone(self.task(some, generation), self.slots.descriptor)))
         except ReaderDied as died:
             if len(part.rows) == 1:
                 self._give_up(part, died)
@@ -248,45 +290,37 @@ class Readers:
 
     # Complete batches.
 
-    def post(
-        self, read: Read, costs: ReadCosts, connection: ReaderConnection | None = None, generation: int = 0
-    ) -> None:
-        """Take in a read that was done, here or in a process, and post the batches that are complete now."""
+    def post(self, read: Read, costs: ReadCosts) -> None:
+        """Take in a read that was done, and post the batches that are complete now."""
+        complete = self._count(read, costs)
+        if complete and self._floats:
+            began = time.perf_counter()
+            for batch in complete:
+                if batch.error is None:
+                    self._check_finite(batch, self._not_finite(batch))
+            with self._counting:
+                self.counts.reading += time.perf_counter() - began
+        if complete:
+            self._posted.put(complete)
+
+    def _count(self, read: Read, costs: ReadCosts) -> list[Batch]:
+        """Count a read; returns the batches that are complete now."""
         with self._counting:
             self.counts.reading += costs.reading
             self.counts.computing += costs.computing
             if not read.again:
                 self.counts.rows += len(read.rows) / read.share[1]
             self.counts.tally.add(costs.tally)
-            complete = []
             for batch in read.batches:
                 batch.reads_left -= 1
-                if batch.reads_left == 0:
-                    complete.append(batch)
-        if complete and self._floats:
-            began = time.perf_counter()
-            for batch in complete:
-                if batch.error is None:
-                    self._check_finite(batch, self._not_finite(batch, connection, generation))
-            with self._counting:
-                self.counts.reading += time.perf_counter() - began
-        if complete:
-            self._posted.put(complete)
+            return [batch for batch in read.batches if batch.reads_left == 0]
 
-    def _not_finite(
-        self, batch: Batch, connection: ReaderConnection | None, generation: int
-    ) -> Mapping[str, dict[int, int]]:
-        """How many values of each row are NaN or infinite, by field; looked for where the batch was read."""
-        if connection is not None and self.slots.descriptor is not None:
-            whole = Read(
-                batches=[batch], rows=batch.rows, places=batch.rows[:0], bounds=(0, len(batch.rows)),
-                fields=tuple(self._floats),
-            )  # fmt: skip
-            task = self._task(whole, generation)._replace(is_look=True)
-            with suppress(ReaderDied, NoReader):
-                answer = connection.do(task, self.slots.descriptor)
-                if not answer.errors:
-                    return answer.not_finite
+    def _post_looked_at(self, batch: Batch, found: Mapping[str, dict[int, int]]) -> None:
+        self._check_finite(batch, found)
+        self._posted.put([batch])
+
+    def _not_finite(self, batch: Batch) -> dict[str, dict[int, int]]:
+        """How many values of each row are NaN or infinite, by field."""
         arrays, first = self.slots.memory(batch.slot)
         return {name: not_finite(arrays[name][first : first + len(batch.rows)]) for name in self._floats}
 

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.base.checks import flag, whole
 from penstock.base.counters import Counters
 from penstock.base.fork import ReentrantLock
-from penstock.base.machine import cores, held_bytes, shared_resident_bytes
+from penstock.base.machine import cores, held_bytes
 from penstock.base.progress import Bar
 from penstock.base.sizes import format_size
 from penstock.dataset.dataset import Dataset
@@ -211,12 +211,12 @@ class LoaderRuntime:
             self._processes = ReaderProcesses(self.plan.processes, pickled_stores, skip=skip)
         return self._processes
 
-    def _held_elsewhere(self) -> int:
-        """What reader processes hold, and slots that this process has not touched yet."""
+    def _held_elsewhere(self, touched_bytes: int) -> int:
+        """What reader processes hold, and slots beyond the shared memory that this process has touched."""
         if self._processes is None:
             return 0
         filled = sum(source.slots.shared_bytes for source in self.sources.values() if source.slots is not None)
-        return self._processes.held_bytes + max(0, filled - shared_resident_bytes())
+        return self._processes.held_bytes + max(0, filled - touched_bytes)
 
     def _end_processes(self) -> None:
         if self._processes is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from penstock.base import html
-from penstock.base.machine import held_bytes
+from penstock.base.machine import anonymous_and_shared_bytes
 from penstock.base.sizes import MiB, format_size
 
 # How often memory is measured, which takes some 20 microseconds.
@@ -323,7 +323,9 @@ class Meter:
     )
     """What ``Stats`` has by the same name."""
 
-    def __init__(self, held_before: int, threads: int = 0, held_elsewhere: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, held_before: int, threads: int = 0, held_elsewhere: Callable[[int], int] = lambda shared_bytes: 0
+    ) -> None:
         self.threads = threads
         """How many threads read now."""
         self.began = self.latest = time.perf_counter()
@@ -359,5 +361,6 @@ class Meter:
     def look(self) -> None:
         """Measure the memory held now."""
         self._next_look = self.latest + MEMORY_EVERY_S
-        held = held_bytes() + self._held_elsewhere()
+        anonymous_bytes, shared_bytes = anonymous_and_shared_bytes()
+        held = anonymous_bytes + shared_bytes + self._held_elsewhere(shared_bytes)
         self.peak_bytes = max(self.peak_bytes, held - self._held_before)

@@ -1,8 +1,11 @@
-"""Threads that read for one dataset or several, by themselves or through a reader process each.
+"""Threads that read for one dataset or several, until reader processes are up, if there are any.
 
 Reads are handed out one at a time under one lock; the thread that holds it may wait there for a free slot, since all
 others would have to wait for the same. Each dataset has slots of its own; of the datasets that can continue, the
 one whose batch is wanted first comes first.
+
+Once all reader processes are up, reads are sent there (``exchange.py``), and the threads do only what those cannot:
+fill slots that were added beyond the plan, because the caller keeps batches.
 
 Ending waits for the threads, but not forever: one may be in a read that does not return, because a disk is gone, or in
 a function of the caller's. It then ends with that read, and the last thread closes the files.
@@ -19,7 +22,7 @@ from penstock.base import sample_rng, torch_threads
 from penstock.base import scratch as memory
 from penstock.base import stop as stopping
 from penstock.errors import Unavailable
-from penstock.loader.processes import GIVE_UP_WITHIN_S
+from penstock.loader.exchange import Exchange
 
 if TYPE_CHECKING:
     from penstock.loader.processes import ReaderProcesses
@@ -40,8 +43,11 @@ class Team:
     """The threads of one epoch."""
 
     def __init__(self, threads: int, processes: "ReaderProcesses | None" = None) -> None:
-        self._processes = processes
-        self._generation = 0 if processes is None else processes.begin()
+        self._exchange = None if processes is None else Exchange(processes, threads, self._next_now, self._read_here)
+        self._are_up = False
+        """Whether reads are sent to processes."""
+        self._here: SimpleQueue[tuple[Readers, Read] | None] = SimpleQueue()
+        """Reads for the threads while others are sent to processes; None lets a thread look what changed."""
         self.wake_ups: SimpleQueue[None] = SimpleQueue()
         """Receives one item whenever a slot becomes free."""
         self._readers: list[Readers] = []
@@ -49,7 +55,9 @@ class Team:
         self._turn = threading.Lock()
         self._stopping = stopping.Flag()
         self._size = threads
-        self._threads = [self._thread(number) for number in range(threads)]
+        self._refusal: RuntimeError | None = None
+        """Why the system starts no more threads."""
+        self._threads: list[threading.Thread] = []
         self._countdown = deque([0])
         """The epoch and every thread take one when they end; the one that takes 0 closes the files."""
 
@@ -58,39 +66,63 @@ class Team:
         self._readers.append(readers)
 
     def start(self) -> None:
-        """Begin to read, with as many of the threads as the system can start."""
-        for begun, thread in enumerate(self._threads):
-            self._countdown.append(begun + 1)
+        """Begin to read, with as many of the threads as the system can start; with none if processes are up."""
+        if self._exchange is not None and self._exchange.are_up():
+            self._are_up = True
+            return
+        self._start_threads(self._size)
+        if self._size and not self._threads:
+            raise Unavailable(
+                f"no reader thread could be started: {self._refusal}. The system's limit of threads is reached (ulimit "
+                f"-u, or pids.max of the container), or there is no memory for their stacks"
+            ) from self._refusal
+
+    def resize(self, threads: int) -> int:
+        """Read with so many threads from now on, or as many as the system can start; others end after their read."""
+        self._size = threads
+        if self._exchange is not None:
+            self._exchange.resize(threads)
+        if not self._are_up:
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            self._start_threads(threads)
+            self._size = min(threads, len(self._threads))
+        return self._size
+
+    def _start_threads(self, threads: int) -> None:
+        """Start threads until there are so many, or the system has no more."""
+        for number in range(len(self._threads), threads):
+            thread = threading.Thread(
+                target=self._work, args=(number,), name=f"penstock-reader-{number}", daemon=True
+            )  # fmt: skip
+            self._countdown.append(len(self._countdown))
             try:
                 thread.start()
             except RuntimeError as error:
                 if thread.ident is not None:  # it runs: an interrupt came in between
                     raise
+                self._refusal = error
                 self._end_one()
-                del self._threads[begun:]
-                if not begun:
-                    raise Unavailable(
-                        f"no reader thread could be started: {error}. The system's limit of threads is reached (ulimit "
-                        f"-u, or pids.max of the container), or there is no memory for their stacks"
-                    ) from error
-
-    def resize(self, threads: int) -> int:
-        """Read with ``threads`` threads from now on, or as many as the system can start; others end after a read."""
-        running = [thread for thread in self._threads if thread.is_alive()]
-        self._size = threads
-        for number in range(len(running), threads):
-            thread = self._thread(number)
-            self._countdown.append(len(self._countdown))
-            try:
-                thread.start()
-            except RuntimeError:  # the system has no more: the others continue
-                if thread.ident is None:
-                    self._end_one()
-                    self._size = number
-                    break
-                raise
+                return
             self._threads.append(thread)
-        return self._size
+
+    def exchange(self, wait_s: float) -> bool:
+        """Send reads to processes and take in their answers, waiting no longer than that for one.
+
+        Returns whether any read is under way there: False where threads of this process read.
+        """
+        if self._exchange is None or self._exchange.has_ended:
+            return False
+        if not self._are_up:
+            if not self._exchange.are_up():
+                return False
+            self._are_up = True
+            self._wake_threads()
+        elif self._exchange.has_failed:
+            self._are_up = False
+            self._start_threads(self._size)
+            self._wake_threads()
+            return False
+        return self._exchange.run(wait_s)
 
     def leave(self) -> None:
         """One dataset needs no more. When the last one leaves, the threads end and files are closed."""
@@ -98,18 +130,17 @@ class Team:
         if self._left < len(self._readers):
             return
         self._stopping.is_set = True
-        self.wake_ups.put(None)
+        self._wake_threads()
+        if self._exchange is not None:
+            self._exchange.end()
         self._end_one()
-        if self._processes is not None:
-            self._processes.end(self._generation)
-            self.wait(GIVE_UP_WITHIN_S)
-            self._processes.kill_busy()
         self.wait(END_WITHIN_S)
 
     @property
     def has_ended(self) -> bool:
         """Whether no thread is at work any more."""
-        return not any(thread.is_alive() for thread in self._threads)
+        is_exchanging = self._exchange is not None and not self._exchange.has_ended
+        return not is_exchanging and not any(thread.is_alive() for thread in self._threads)
 
     def wait(self, seconds: float) -> None:
         """Wait until the threads have ended, at most this long."""
@@ -121,27 +152,22 @@ class Team:
             if thread.ident is not None:  # or else it was never started
                 thread.join(max(0.0, until - time.monotonic()))
 
-    def _thread(self, number: int) -> threading.Thread:
-        return threading.Thread(target=self._work, args=(number,), name=f"penstock-reader-{number}", daemon=True)
-
     def _end_one(self) -> None:
         if self._countdown.pop() == 0:
             for readers in self._readers:
                 readers.close_files()
 
     def _work(self, number: int) -> None:
-        connection = None if self._processes is None else self._processes.connection(number)
         has_scratch = False
         try:
             stopping.watch(self._stopping)
-            while number < self._size and (work := self._next()) is not None:
-                readers, read = work
-                if connection is not None and readers.can_send(read) and connection.is_ready():
-                    if has_scratch:  # the process has its own from now on
-                        memory.release()
-                        has_scratch = False
-                    readers.send(read, connection, self._generation)
+            while number < self._size and not self._stopping.is_set:
+                work = self._here.get() if self._are_up else self._next()
+                if work is None:
+                    if self._all_taken:
+                        break
                     continue
+                readers, read = work
                 if not has_scratch:
                     memory.prepare(max(readers.scratch_bytes for readers in self._readers))
                     has_scratch = True
@@ -156,19 +182,49 @@ class Team:
             self._end_one()
 
     def _next(self) -> "tuple[Readers, Read] | None":
-        """The next read and its dataset; waits for slots where no dataset has one."""
+        """The next read and its dataset, for a thread; waits for slots where no dataset has one."""
         with self._turn:
-            while not self._stopping.is_set:
-                while not self.wake_ups.empty():  # the slots that became free so far are seen below
-                    self.wake_ups.get()
-                able = [readers for readers in self._readers if readers.can_go_on()]
-                if able:
-                    first = min(able, key=lambda readers: readers.wanted_at())
-                    return first, first.take()
-                if all(readers.all_taken for readers in self._readers):
+            while not self._stopping.is_set and not self._are_up:
+                if (work := self._first_able()) is not None:
+                    return work
+                if self._all_taken:
                     return None
                 began = time.perf_counter()
                 self.wake_ups.get()
                 for readers in self._readers:
                     readers.counts.waiting_for_slots += time.perf_counter() - began
         return None
+
+    def _next_now(self) -> "tuple[Readers, Read] | None":
+        """The next read and its dataset, for a process, if there is one and it has its slots."""
+        if not self._turn.acquire(blocking=False):
+            return None
+        try:
+            return self._first_able()
+        finally:
+            self._turn.release()
+
+    @property
+    def _all_taken(self) -> bool:
+        return all(readers.all_taken for readers in self._readers)
+
+    def _first_able(self) -> "tuple[Readers, Read] | None":
+        while not self.wake_ups.empty():  # the slots that became free so far are seen below
+            self.wake_ups.get()
+        able = [readers for readers in self._readers if readers.can_go_on()]
+        if not able:
+            return None
+        first = min(able, key=lambda readers: readers.wanted_at())
+        return first, first.take()
+
+    def _wake_threads(self) -> None:
+        """Let threads that wait for a slot or a read look what changed."""
+        self.wake_ups.put(None)
+        for _ in self._threads:
+            self._here.put(None)
+
+    def _read_here(self, readers: "Readers", read: "Read") -> None:
+        """Let a thread do a read that no process can do."""
+        self._here.put((readers, read))
+        if len(self._threads) < self._size:
+            self._start_threads(len(self._threads) + 1)

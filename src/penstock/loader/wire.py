@@ -22,9 +22,6 @@ CAN_SEND_DESCRIPTORS = hasattr(os, "memfd_create") and hasattr(socket, "send_fds
 
 _LENGTH = struct.Struct("<Q")
 
-# Answers are usually smaller, and then take one call to receive.
-_USUAL_BYTES = 2048
-
 _NONE: Mapping[Any, Any] = {}
 
 
@@ -126,16 +123,18 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
     return pickle.loads(payload), descriptors  # noqa: S301  # from our own process
 
 
-def receive_answer(sock: socket.socket) -> ReadAnswer:
-    """The answer to a task, where the other end sends nothing else; ``EOFError`` if it is gone."""
-    data = sock.recv(_USUAL_BYTES)
-    if len(data) < _LENGTH.size:
-        data += _exactly(sock, _LENGTH.size - len(data))
-    missing = _LENGTH.size + _LENGTH.unpack_from(data)[0] - len(data)
-    if missing:
-        data += _exactly(sock, missing)
-    answer: ReadAnswer = pickle.loads(memoryview(data)[_LENGTH.size :])  # noqa: S301  # from our own process
-    return answer
+def take_messages(received: bytearray) -> list[Any]:
+    """The messages that have come whole, which are removed from what was received."""
+    found, begin = [], 0
+    while len(received) - begin >= _LENGTH.size:
+        end = begin + _LENGTH.size + _LENGTH.unpack_from(received, begin)[0]
+        if end > len(received):
+            break
+        with memoryview(received) as view:
+            found.append(pickle.loads(view[begin + _LENGTH.size : end]))  # noqa: S301  # from our own process
+        begin = end
+    del received[:begin]
+    return found
 
 
 def _exactly(sock: socket.socket, length: int) -> bytes:

@@ -1,0 +1,206 @@
+"""Sends reads to reader processes and takes in their answers, all of it in the thread that asks for batches.
+
+1. Nothing runs between two batches. A thread that woke up for each answer would take the interpreter's lock from the
+   training step every time, and wake-ups cost the step far more than the work itself.
+2. When the caller asks for a batch, all answers that have come are taken in, and reads are sent for all slots that are
+   free. Processes have them queued, so they go on during a long step.
+3. A process that dies costs a pause: its reads are done again, one at a time, before anything else is sent.
+"""
+
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.loader.processes import GIVE_UP_WITHIN_S, ReaderConnection, ReaderProcess, ReaderProcesses
+from penstock.loader.wire import ReadAnswer
+
+if TYPE_CHECKING:
+    from penstock.loader.readers import Readers
+    from penstock.loader.schedule import Read
+
+# Reads that a connection may have at a time: enough for a long step, few enough for the buffers of a socket.
+MOST_UNANSWERED = 64
+
+
+class Sent(NamedTuple):
+    """A read that a process has."""
+
+    readers: "Readers"
+    read: "Read"
+    is_look: bool = False
+    """Nothing is read: values that are NaN or infinite are looked for."""
+
+
+class Exchange:
+    """The reads of one epoch that are in reader processes.
+
+    next_read:  the next read and its dataset, if it can begin now
+    read_here:  does a read in this process that no other can do
+    """
+
+    def __init__(
+        self,
+        processes: ReaderProcesses,
+        connections: int,
+        next_read: Callable[[], "tuple[Readers, Read] | None"],
+        read_here: Callable[["Readers", "Read"], None],
+    ) -> None:
+        self._processes, self._next_read, self._read_here = processes, next_read, read_here
+        self._generation = processes.begin()
+        self._connections = [processes.connection(number) for number in range(connections)]
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, ReaderConnection] = {}
+        self._unanswered = 0
+        self._turn = threading.RLock()
+        """A loader may be closed by another thread than the one that asks for batches."""
+        self.has_ended = False
+
+    def are_up(self) -> bool:
+        """Whether all processes can read, those apart that cannot be started."""
+        ready = [process.is_ready() for process in self._processes.processes]
+        return any(ready) and all(
+            is_up or process.failure for is_up, process in zip(ready, self._processes.processes, strict=True)
+        )
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no process can be started."""
+        return all(process.failure for process in self._processes.processes)
+
+    def resize(self, connections: int) -> None:
+        """Use so many connections from now on; others finish what they have."""
+        self._connections = [self._processes.connection(number) for number in range(connections)]
+
+    def run(self, wait_s: float) -> bool:
+        """Take in answers and send reads; wait no longer than that for an answer. Whether any read was under way."""
+        with self._turn:
+            if self.has_ended:
+                return False
+            came = self._receive(0)
+            self._send_reads()
+            if not came and wait_s and self._unanswered:
+                came = self._receive(wait_s)
+                self._send_reads()
+            return came or self._unanswered > 0
+
+    def end(self) -> None:
+        """Have all reads given up; kill processes that do not answer soon."""
+        with self._turn:
+            self.has_ended = True
+            self._processes.end(self._generation)
+            until = time.monotonic() + GIVE_UP_WITHIN_S
+            while self._unanswered and (left := until - time.monotonic()) > 0:
+                for connection in self._ready_lanes(left):
+                    if not self._take(connection)[1]:
+                        self._forget(connection)
+            for connection in self._connections:
+                if connection.unanswered:
+                    connection.process.kill()
+            for connection in list(self._by_descriptor.values()):
+                self._forget(connection)
+
+    # Reads.
+
+    def _send_reads(self) -> None:
+        while (connection := self._free_lane()) is not None and (work := self._next_read()) is not None:
+            readers, read = work
+            if readers.can_send(read):
+                self._send(connection, Sent(readers, read))
+            else:
+                self._read_here(readers, read)
+
+    def _free_lane(self) -> ReaderConnection | None:
+        """The connection with the fewest reads, of those whose process can read."""
+        found: ReaderConnection | None = None
+        fewest = MOST_UNANSWERED
+        for connection in self._connections:
+            if len(connection.unanswered) < fewest and connection.is_ready():
+                found, fewest = connection, len(connection.unanswered)
+                if not fewest:
+                    break
+        return found
+
+    def _send(self, connection: ReaderConnection, sent: Sent) -> None:
+        task = sent.readers.task(sent.read, self._generation, is_look=sent.is_look)
+        connection.unanswered.append(sent)
+        self._unanswered += 1
+        try:
+            descriptor = sent.readers.slots.descriptor
+            assert descriptor is not None
+            connection.send(task, descriptor)
+            self._watch(connection)
+        except (EOFError, OSError):
+            self._recover(connection.process)
+
+    # Answers.
+
+    def _receive(self, wait_s: float) -> bool:
+        """Take in the answers that have come; whether there were any."""
+        came = False
+        for connection in self._ready_lanes(wait_s):
+            answers, is_alive = self._take(connection)
+            for sent, answer in answers:
+                came = True
+                for look in sent.readers.take_answer(sent.read, answer, is_look=sent.is_look):
+                    self._send_look(sent.readers, look)
+            if not is_alive:
+                came = True
+                self._recover(connection.process)
+        return came
+
+    def _send_look(self, readers: "Readers", look: "Read") -> None:
+        connection = self._free_lane()
+        if connection is None:
+            readers.look_here(look)
+        else:
+            self._send(connection, Sent(readers, look, is_look=True))
+
+    def _ready_lanes(self, wait_s: float) -> list[ReaderConnection]:
+        if not self._by_descriptor:
+            return []
+        return [self._by_descriptor[descriptor] for descriptor, _ in self._poll.poll(wait_s * 1000)]
+
+    def _take(self, connection: ReaderConnection) -> tuple[list[tuple[Sent, ReadAnswer]], bool]:
+        """The answers of a connection with what they answer, and whether its process is alive."""
+        try:
+            connection.flush()
+            self._watch(connection)
+            answers = connection.receive()
+        except (EOFError, OSError):
+            connection.process.died(connection.life)
+            return [], False
+        self._unanswered -= len(answers)
+        return [(connection.unanswered.popleft(), answer) for answer in answers], True
+
+    def _watch(self, connection: ReaderConnection) -> None:
+        """Wait for answers of a connection, and for room if not all of a read could be sent."""
+        self._by_descriptor[connection.descriptor] = connection
+        self._poll.register(
+            connection.descriptor, select.POLLIN | (select.POLLOUT if connection.has_more_to_send else 0)
+        )
+
+    def _forget(self, connection: ReaderConnection) -> list[Sent]:
+        """Use a connection no more; returns the reads that were not answered."""
+        for descriptor in [known for known, owner in self._by_descriptor.items() if owner is connection]:
+            del self._by_descriptor[descriptor]
+            self._poll.unregister(descriptor)
+        lost = list(connection.unanswered)
+        self._unanswered -= len(lost)
+        if lost or not connection.process.is_up:
+            connection.close()
+        return lost
+
+    # Processes that die.
+
+    def _recover(self, process: ReaderProcess) -> None:
+        """Do again what a process had to do when it died, one read at a time: one of them may have killed it."""
+        connections = {
+            id(connection): connection
+            for connection in [*self._connections, *self._by_descriptor.values()]
+            if connection.process is process
+        }
+        lost = [(connection, sent) for connection in connections.values() for sent in self._forget(connection)]
+        for connection, sent in lost:
+            sent.readers.do_again(sent.read, connection, self._generation, is_look=sent.is_look)
