@@ -31,6 +31,8 @@ SPLIT_ABOVE_BYTES = 16 * MiB
 
 # Every read of a process costs the training process some work: batches are divided into no more reads than this.
 PARTS_FOR_PROCESSES = 4
+# A slot that becomes free during a step is filled again only when the next batch is asked for.
+SLOTS_FOR_PROCESSES = 2
 
 # Even in the smallest set-up a read has as many rows as this allows: one by one, 65,536 small rows took 5 seconds.
 CHEAP_READ_BYTES = 128 * KiB
@@ -365,7 +367,8 @@ def _read_bytes(request: Request, rows: int) -> int:
 def _slots_wanted(request: Request, threads: int, rows_per_read: int) -> int:
     """Beyond these, more slots would only hold batches that are not needed yet."""
     in_flight = request.window_batches or -(-threads * rows_per_read // request.batch_rows)
-    return 2 * in_flight + 2 + request.spare_slots
+    unnoticed = SLOTS_FOR_PROCESSES if request.placement.processes else 0
+    return 2 * in_flight + 2 + unnoticed + request.spare_slots
 
 
 def _rows_per_read(request: Request) -> int:

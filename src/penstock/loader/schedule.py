@@ -135,8 +135,10 @@ def _row_reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read |
             places = np.arange(len(rows)) - np.repeat(bounds[:-1], np.diff(bounds))
             yield Read(batches=batches, rows=rows, places=places, bounds=bounds.tolist())
         else:
-            batches[0].reads_left = _count_parts(batches[0], plan.rows_per_read)
-            yield from _reads_of(batches[0], plan.rows_per_read)
+            # All threads divide the first batch of an epoch, which the caller waits for.
+            most = plan.rows_per_read if step > 1 else min(plan.rows_per_read, -(-plan.batch_rows // plan.threads))
+            batches[0].reads_left = _count_parts(batches[0], most)
+            yield from _reads_of(batches[0], most)
 
 
 def _count_parts(batch: Batch, rows_per_read: int) -> int:
