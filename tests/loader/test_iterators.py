@@ -150,7 +150,7 @@ def test_the_first_next_begins(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [one, several])
 def test_an_iteration_that_cannot_begin_uses_nothing_up(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with make() as loader:
+    with make(processes=0) as loader:
         list(itertools.islice(loader, 3))
         loader.load_state_dict(loader.state_dict())
         before, iterator = loader.state_dict(), iter(loader)

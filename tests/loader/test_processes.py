@@ -300,11 +300,11 @@ def test_values_that_are_not_finite_are_found_by_the_readers(tmp_path: Path, mon
     with started(ps.open(tmp_path / "x.npy"), nan="raise") as loader, pytest.raises(ps.PenstockError, match="NaN"):
         batches(loader)
     assert looked_for_here == []
-    with started(ps.open(tmp_path / "x.npy"), nan="count", batch_size=3) as loader:
+    with started(ps.open(tmp_path / "x.npy"), nan="count", batch_size=2) as loader:
         kept = list(loader)  # beyond the plan: read and looked at in this process
         assert sum(loader.report().not_finite.values()) == 2
     assert looked_for_here
-    assert len(kept) == 20
+    assert len(kept) == 30
 
 
 # Processes that die.

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.loader.processes import GIVE_UP_WITHIN_S, ReaderConnection, ReaderProcess, ReaderProcesses
+from penstock.loader.connection import ReaderConnection
+from penstock.loader.processes import GIVE_UP_WITHIN_S, ReaderProcess, ReaderProcesses
 from penstock.loader.wire import ReadAnswer
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Exchange:
     ) -> None:
         self._processes, self._next_read, self._read_here = processes, next_read, read_here
         self._generation = processes.begin()
-        self._connections = [processes.connection(number) for number in range(connections)]
+        self.resize(connections)
         self._poll = select.poll()
         self._by_descriptor: dict[int, ReaderConnection] = {}
         self._unanswered = 0
@@ -71,7 +72,10 @@ class Exchange:
 
     def resize(self, connections: int) -> None:
         """Use so many connections from now on; others finish what they have."""
-        self._connections = [self._processes.connection(number) for number in range(connections)]
+        known, processes = self._processes.connections, self._processes.processes
+        for number in range(len(known), connections):
+            known[number] = ReaderConnection(processes[number % len(processes)])
+        self._connections = [known[number] for number in range(connections)]
 
     def run(self, wait_s: float) -> bool:
         """Take in answers and send reads; wait no longer than that for an answer. Whether any read was under way."""

@@ -1,7 +1,7 @@
 """The reader processes of a loader, seen from the training process.
 
-Each process has some threads, and each of these has a *connection*: a socket for its reads and answers. Which reads go
-where is said in ``exchange.py``.
+Each process has some threads, and each of these has a connection for its reads and answers (``connection.py``). Which
+reads go where is said in ``exchange.py``.
 
 1. Processes are fresh interpreters, never forks: the caller may have threads, or a device in use. They do not run the
    caller's ``__main__`` again.
@@ -11,7 +11,6 @@ where is said in ``exchange.py``.
 """
 
 import os
-import pickle
 import select
 import socket
 import subprocess
@@ -20,10 +19,9 @@ import threading
 import time
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from penstock.base import stop
 from penstock.base.machine import anonymous_and_shared_bytes
@@ -31,7 +29,9 @@ from penstock.errors import ReadersNotStarted, WorkerDied
 from penstock.loader import wire
 from penstock.loader.pickled_stores import PickledStores
 from penstock.loader.reader_process import EndEpoch, OpenConnection, Ready, Setup
-from penstock.loader.wire import ReadAnswer, ReadTask
+
+if TYPE_CHECKING:
+    from penstock.loader.connection import ReaderConnection
 
 # How long a process may take to start again, on a machine that is busy with something else.
 START_WITHIN_S = 60.0
@@ -46,9 +46,6 @@ EARLY_DEATHS = 3
 
 # How long ending an epoch waits for reads under way, before it kills their processes; and how long it waits for those.
 GIVE_UP_WITHIN_S = 0.5
-
-# Answers that came together are received in one call.
-RECEIVED_BYTES = 64 * 1024
 
 # Libraries that would start a thread per core in each process.
 ONE_THREAD = dict.fromkeys(
@@ -75,11 +72,12 @@ class ReaderProcesses:
     def __init__(self, count: int, pickled: PickledStores, *, skip: bool) -> None:
         setup, stores, paths = Setup(os.getpid(), pickled.layout, skip), pickled.copy_to_shared(), _import_paths()
         self.processes = [ReaderProcess(setup, stores, paths) for _ in range(count)]
-        self._connections: dict[int, ReaderConnection] = {}
+        self.connections: dict[int, ReaderConnection] = {}
+        """By number; they stay open from epoch to epoch."""
         self._next_generation = 0
         self._held_bytes, self._next_measurement = 0, 0.0
         self._finalizer = weakref.finalize(
-            self, stop.call_in_finalizer, _shut_down, self.processes, self._connections, stores, os.getpid()
+            self, stop.call_in_finalizer, _shut_down, self.processes, self.connections, stores, os.getpid()
         )
 
     @property
@@ -107,12 +105,6 @@ class ReaderProcesses:
         """The number of a new epoch."""
         self._next_generation += 1
         return self._next_generation
-
-    def connection(self, number: int) -> "ReaderConnection":
-        """One of the connections, which are dealt to the processes in turn."""
-        if number not in self._connections:
-            self._connections[number] = ReaderConnection(self.processes[number % len(self.processes)])
-        return self._connections[number]
 
     def end(self, generation: int) -> None:
         """Cancel the reads of this epoch, and close files."""
@@ -302,105 +294,4 @@ class ReaderProcess:
         except OSError:
             self.is_up = False
             return False
-        return True
-
-
-class ReaderConnection:
-    """The way to one thread of a process."""
-
-    def __init__(self, process: ReaderProcess) -> None:
-        self.process = process
-        self.unanswered: deque[Any] = deque()
-        """What the process was sent and has not answered, the oldest first."""
-        self._socket: socket.socket | None = None
-        self.life = -1
-        """Of the process: which of its starts the socket belongs to."""
-        self._known: dict[int, int] = {}
-        """By dataset: the memory of slots that the process knows from this connection."""
-        self._to_send = bytearray()
-        self._received = bytearray()
-
-    @property
-    def descriptor(self) -> int:
-        """Of the socket."""
-        assert self._socket is not None
-        return self._socket.fileno()
-
-    @property
-    def has_more_to_send(self) -> bool:
-        return len(self._to_send) > 0
-
-    def is_ready(self) -> bool:
-        """Whether the process can take a read now."""
-        try:
-            return self.process.is_ready() and self._connect()
-        except (EOFError, NoReader):  # it died just now, or this process has no descriptor left
-            return False
-
-    def send(self, task: ReadTask, descriptor: int) -> None:
-        """Send a read, or as much of it as the socket takes now; ``flush`` sends the rest.
-
-        descriptor:  of the memory of the slots, which the process is sent with its first task
-        """
-        assert self._socket is not None
-        assert task.memory is not None
-        if self._known.get(task.source) == task.memory.key:
-            self._to_send += wire.framed(pickle.dumps(task._replace(memory=None), protocol=5))
-            self.flush()
-        else:
-            self._socket.sendall(self._to_send)
-            self._to_send.clear()
-            wire.send(self._socket, task, [descriptor])
-            self._known[task.source] = task.memory.key
-
-    def flush(self) -> None:
-        """Send what is left to be sent, as much as the socket takes now."""
-        assert self._socket is not None
-        with suppress(BlockingIOError):
-            while self._to_send:
-                del self._to_send[: self._socket.send(self._to_send, socket.MSG_DONTWAIT)]
-
-    def receive(self) -> list[ReadAnswer]:
-        """The answers that have come; ``EOFError`` if the process is gone."""
-        assert self._socket is not None
-        try:
-            data = self._socket.recv(RECEIVED_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return []
-        if not data:
-            raise EOFError("the reader process is gone")
-        self._received += data
-        return wire.take_messages(self._received)
-
-    def do_alone(self, task: ReadTask, descriptor: int) -> ReadAnswer:
-        """Have a read done while the process has no other, and wait for it; ``ReaderDied`` if it kills the process."""
-        self.process.restart()
-        self.unanswered.append(None)  # if an interrupt comes, the process is known to be busy
-        try:
-            self._connect()
-            self.send(task, descriptor)
-            answers: list[ReadAnswer] = []
-            while not answers:
-                select.select([self.descriptor], [self.descriptor] if self._to_send else [], [])
-                self.flush()
-                answers = self.receive()
-        except (EOFError, OSError) as error:
-            self.process.died(self.life)
-            self.close()
-            raise ReaderDied("reader processes died while they did this read") from error
-        self.unanswered.clear()
-        return answers[0]
-
-    def close(self) -> None:
-        """Close the socket, and forget what was sent through it."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        for each in (self.unanswered, self._known, self._to_send, self._received):
-            each.clear()
-
-    def _connect(self) -> bool:
-        if self._socket is None or self.life != self.process.life:
-            self.close()
-            self._socket, self.life = self.process.open_connection()
         return True

@@ -19,9 +19,10 @@ from penstock.base.dtypes import is_inexact
 from penstock.base.sizes import MiB
 from penstock.dataset.store import StoreBase
 from penstock.errors import DataError, WorkerDied
+from penstock.loader.connection import ReaderConnection
 from penstock.loader.nonfinite import Nan, not_finite
 from penstock.loader.plan import SHARE_ABOVE_BYTES, Plan
-from penstock.loader.processes import NoReader, ReaderConnection, ReaderDied
+from penstock.loader.processes import NoReader, ReaderDied
 from penstock.loader.schedule import Batch, BatchRows, DeferredFields, Epoch, Read, reads
 from penstock.loader.slot_writer import ReadCosts, SlotWriter
 from penstock.loader.slots import Slots

@@ -102,11 +102,16 @@ class SentError:
 
 def send(sock: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
     """Send a message, and descriptors beside it."""
-    data = framed(pickle.dumps(message, protocol=5))
+    data = message_bytes(message)
     if descriptors:
         data = data[socket.send_fds(sock, [data], descriptors) :]
     if data:
         sock.sendall(data)
+
+
+def message_bytes(message: Any) -> bytes:
+    """A message as it is sent."""
+    return framed(pickle.dumps(message, protocol=5))
 
 
 def framed(payload: bytes) -> bytes:
