@@ -39,6 +39,10 @@ class ReaderConnection:
         return self._socket.fileno()
 
     @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    @property
     def has_more_to_send(self) -> bool:
         return len(self._to_send) > 0
 

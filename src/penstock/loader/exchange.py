@@ -96,7 +96,7 @@ class Exchange:
             self._processes.end(self._generation)
             until = time.monotonic() + GIVE_UP_WITHIN_S
             while self._unanswered and (left := until - time.monotonic()) > 0:
-                for connection in self._ready_lanes(left):
+                for connection in self._ready_connections(left):
                     if not self._take(connection)[1]:
                         self._forget(connection)
             for connection in self._connections:
@@ -108,14 +108,14 @@ class Exchange:
     # Reads.
 
     def _send_reads(self) -> None:
-        while (connection := self._free_lane()) is not None and (work := self._next_read()) is not None:
+        while (connection := self._free_connection()) is not None and (work := self._next_read()) is not None:
             readers, read = work
             if readers.can_send(read):
                 self._send(connection, Sent(readers, read))
             else:
                 self._read_here(readers, read)
 
-    def _free_lane(self) -> ReaderConnection | None:
+    def _free_connection(self) -> ReaderConnection | None:
         """The connection with the fewest reads, of those whose process can read."""
         found: ReaderConnection | None = None
         fewest = MOST_UNANSWERED
@@ -143,7 +143,9 @@ class Exchange:
     def _receive(self, wait_s: float) -> bool:
         """Take in the answers that have come; whether there were any."""
         came = False
-        for connection in self._ready_lanes(wait_s):
+        for connection in self._ready_connections(wait_s):
+            if not connection.is_open:  # its process died, which was seen on another connection
+                continue
             answers, is_alive = self._take(connection)
             for sent, answer in answers:
                 came = True
@@ -155,13 +157,13 @@ class Exchange:
         return came
 
     def _send_look(self, readers: "Readers", look: "Read") -> None:
-        connection = self._free_lane()
+        connection = self._free_connection()
         if connection is None:
             readers.look_here(look)
         else:
             self._send(connection, Sent(readers, look, is_look=True))
 
-    def _ready_lanes(self, wait_s: float) -> list[ReaderConnection]:
+    def _ready_connections(self, wait_s: float) -> list[ReaderConnection]:
         if not self._by_descriptor:
             return []
         return [self._by_descriptor[descriptor] for descriptor, _ in self._poll.poll(wait_s * 1000)]
