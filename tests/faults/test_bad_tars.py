@@ -485,7 +485,7 @@ def test_members_that_hold_objects_are_never_read(tmp_path: Path, trap: Any, fie
         ds = ps.open(path)
     assert list(ds.fields) == ["jpg", "npy", "cls"]
     assert len(ds[:]["cls"]) == SAMPLES
-    with pytest.raises(Unsafe, match=rf"a\.tar: k000\.{field} at offset .* would run what it says"):
+    with pytest.raises(Unsafe, match=rf"a\.tar: k000\.{field} at offset .* would run code from it"):
         ps.open(path, fields=["npy", field])
 
 
