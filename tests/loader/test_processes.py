@@ -20,6 +20,7 @@ import pytest
 import penstock as ps
 from penstock.base.machine import children
 from penstock.errors import ConfigError, ReadersNotStarted, WorkerDied
+from penstock.loader import exchange as exchange_module
 from penstock.loader import processes as processes_module
 from penstock.loader import readers as readers_module
 from penstock.loader.loader import runtime_of
@@ -615,6 +616,20 @@ def test_batches_that_are_kept_beyond_the_plan(folder: Path) -> None:
     expected = by_threads(ds)
     with started(ds) as loader:
         assert_same([dict(batch) for batch in list(loader)], expected)
+
+
+@pytest.mark.timeout(60)
+def test_batches_are_kept_while_processes_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for reads when processes are up do those that no process can do, to the last one."""
+    answers = iter([False])
+    are_up = exchange_module.Exchange.are_up
+    monkeypatch.setattr(exchange_module.Exchange, "are_up", lambda self: next(answers, None) is None and are_up(self))
+    rows = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (72, 2**20))
+    rows[:, 0] = np.arange(72)
+    with started(ps.open(tmp_path / "x.npy"), batch_size=8, threads=2) as loader:
+        kept = list(loader)
+        assert loader.stats().kept_batches > 0
+    assert sorted(int(row) for batch in kept for row in batch["data"][:, 0]) == list(range(72))
 
 
 def test_reads_are_reported_to_who_watches_them(folder: Path) -> None:

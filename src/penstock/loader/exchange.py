@@ -99,10 +99,11 @@ class Exchange:
                 for connection in self._ready_connections(left):
                     if not self._take(connection)[1]:
                         self._forget(connection)
-            for connection in self._connections:
+            connections = self._all_connections()
+            for connection in connections:
                 if connection.unanswered:
                     connection.process.kill()
-            for connection in list(self._by_descriptor.values()):
+            for connection in connections:
                 self._forget(connection)
 
     # Reads.
@@ -136,6 +137,7 @@ class Exchange:
             connection.send(task, descriptor)
             self._watch(connection)
         except (EOFError, OSError):
+            connection.process.died(connection.life)
             self._recover(connection.process)
 
     # Answers.
@@ -180,6 +182,10 @@ class Exchange:
         self._unanswered -= len(answers)
         return [(connection.unanswered.popleft(), answer) for answer in answers], True
 
+    def _all_connections(self) -> list[ReaderConnection]:
+        """Those in use, and those that still have a read since there were more of them."""
+        return list(dict.fromkeys([*self._connections, *self._by_descriptor.values()]))
+
     def _watch(self, connection: ReaderConnection) -> None:
         """Wait for answers of a connection, and for room if not all of a read could be sent."""
         self._by_descriptor[connection.descriptor] = connection
@@ -202,11 +208,7 @@ class Exchange:
 
     def _recover(self, process: ReaderProcess) -> None:
         """Do again what a process had to do when it died, one read at a time: one of them may have killed it."""
-        connections = {
-            id(connection): connection
-            for connection in [*self._connections, *self._by_descriptor.values()]
-            if connection.process is process
-        }
-        lost = [(connection, sent) for connection in connections.values() for sent in self._forget(connection)]
+        connections = [connection for connection in self._all_connections() if connection.process is process]
+        lost = [(connection, sent) for connection in connections for sent in self._forget(connection)]
         for connection, sent in lost:
             sent.readers.do_again(sent.read, connection, self._generation, is_look=sent.is_look)

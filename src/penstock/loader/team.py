@@ -164,7 +164,7 @@ class Team:
             while number < self._size and not self._stopping.is_set:
                 work = self._here.get() if self._are_up else self._next()
                 if work is None:
-                    if self._all_taken:
+                    if self._all_taken and not self._are_up:
                         break
                     continue
                 readers, read = work
