@@ -263,3 +263,20 @@ def test_commands_tell_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     told = json.loads(out)
     assert told["fields_left_out"].keys() == ps.inspect(path).fields_left_out.keys()
     assert told["fields"]["betas"]["shape"] == [3]
+
+
+def test_hdf5_names_out_of_order_are_no_field_less(tmp_path):
+    """Names of a group are found by their order; one that is out of order is listed, and cannot be opened."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        file["v"], file["w"] = np.arange(6), np.arange(6) + 1.5
+    data = bytearray(path.read_bytes())
+    first = data.index(b"SNOD") + 8
+    entries = slice(first, first + 8), slice(first + 40, first + 48)  # where the names of two entries lie
+    data[entries[0]], data[entries[1]] = data[entries[1]], data[entries[0]]
+    path.write_bytes(data)
+    with h5py.File(path) as file:
+        assert sorted(file) == ["v", "w"]
+        assert file.get("w") is None
+    with pytest.raises(ps.Corrupt, match="w is listed"):
+        ps.open(path, index_dir=False)

@@ -149,6 +149,9 @@ def _links(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
     for name in group:
         link = group.get(name, getlink=True)
+        where = f"{group.file.filename}: {prefix}{name}"
+        if link is None:  # h5py's answer for a name that the group lists and does not find
+            raise Corrupt(f"{where} is listed, but its entry cannot be found; the file is damaged: fetch it again")
         if isinstance(link, h5py.ExternalLink):
             yield prefix + name, link
         if not isinstance(link, h5py.HardLink):
@@ -156,7 +159,6 @@ def _links(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         try:
             item = group[name]
         except (KeyError, OSError, RuntimeError) as error:
-            where = f"{group.file.filename}: {prefix}{name}"
             raise Corrupt(f"{where} cannot be opened ({error}); the file is damaged: fetch it again") from error
         yield prefix + name, item
 
