@@ -59,11 +59,11 @@ class Exchange:
         self.has_ended = False
 
     def are_up(self) -> bool:
-        """Whether all processes can read, those apart that cannot be started."""
+        """Whether all processes can read, those apart that cannot be started; and whether any can be connected to."""
         ready = [process.is_ready() for process in self._processes.processes]
-        return any(ready) and all(
-            is_up or process.failure for is_up, process in zip(ready, self._processes.processes, strict=True)
-        )
+        if not all(is_up or process.failure for is_up, process in zip(ready, self._processes.processes, strict=True)):
+            return False
+        return any(connection.is_ready() for connection in self._connections)
 
     @property
     def has_failed(self) -> bool:
