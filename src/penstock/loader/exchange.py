@@ -210,5 +210,5 @@ class Exchange:
         """Do again what a process had to do when it died, one read at a time: one of them may have killed it."""
         connections = [connection for connection in self._all_connections() if connection.process is process]
         lost = [(connection, sent) for connection in connections for sent in self._forget(connection)]
-        for connection, sent in lost:
+        for connection, sent in sorted(lost, key=lambda pair: pair[1].read.batches[0].step):
             sent.readers.do_again(sent.read, connection, self._generation, is_look=sent.is_look)

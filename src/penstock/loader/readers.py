@@ -100,6 +100,8 @@ class Readers:
         self._next_read: Read | None = None
         self._posted: SimpleQueue[list[Batch] | BaseException] = SimpleQueue()
         self._complete: dict[int, Batch] = {}
+        self._killer: Exception | None = None
+        """A sample that no process survives, if it is not to be left out: its batch is the last one."""
         self._stopped = False
         self.have_ended = False
         """Whether the threads have ended, so that nothing writes to the slots."""
@@ -235,6 +237,11 @@ class Readers:
             return
         assert self.slots.descriptor is not None
         costs = ReadCosts()
+        if self._killer is not None:  # which ends the loop before these batches come
+            for batch in read.batches:
+                batch.error = self._killer
+            self.post(read, costs)
+            return
         try:
             costs = self._take_in(read, connection.do_alone(self.task(read, generation), self.slots.descriptor))
         except ReaderDied:
@@ -265,6 +272,9 @@ class Readers:
         self, read: Read, part: BatchRows, connection: ReaderConnection, generation: int, costs: ReadCosts
     ) -> None:
         """Do part of a read that kills processes, by halves, down to the sample that no process survives."""
+        if self._killer is not None:
+            part.batch.error = self._killer
+            return
         assert self.slots.descriptor is not None
         some = replace(read, batches=[part.batch], rows=part.rows, places=part.places, bounds=(0, len(part.rows)))
         try:
@@ -287,7 +297,7 @@ class Readers:
         if self.faults.skip:
             part.batch.left_out.append((int(part.places[0]), error))
         else:
-            part.batch.error = error
+            part.batch.error = self._killer = error
 
     # Complete batches.
 
