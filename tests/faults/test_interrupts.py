@@ -261,3 +261,34 @@ def test_no_interrupt_is_lost(apart, any_seed):
 @pytest.mark.soak
 def test_no_interrupt_is_lost_for_many_seeds(apart, any_seed):
     test_no_interrupt_is_lost(apart, any_seed)
+
+
+# What a terminal's Ctrl-C does to a process that is still importing.
+INTERRUPTED_AT_ONCE = """
+import os, signal, sys
+if any(word in argument for argument in sys.orig_argv for word in ("reader_process", "multiprocessing.spawn")):
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+READER_PROCESSES = """
+import os
+
+def with_process(batch):
+    return {**batch, "process": np.full(len(batch["data"]), os.getpid())}
+
+ds = ps.open(sys.argv[1]).map(with_process)
+with ps.Loader(ds, batch_size=10, memory="256MiB", threads=2, processes=2, output="numpy") as loader:
+    while all((batch["process"] == os.getpid()).all() for batch in loader):
+        pass
+"""
+
+CONVERSION = """
+ps.convert(ps.open(sys.argv[1]), sys.argv[1] + ".zarr", memory="256MiB", workers=2)
+"""
+
+
+@pytest.mark.parametrize("program", [READER_PROCESSES, CONVERSION], ids=["reader processes", "conversion"])
+def test_processes_ignore_ctrl_c_from_their_first_moment(data, start, end_of, tmp_path, program):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT_ONCE)
+    ended = end_of(start(BEGIN + program, data, env={"PYTHONPATH": str(tmp_path)}), DEADLINE_S, time.monotonic())
+    assert (ended.code, ended.err) == (0, "")

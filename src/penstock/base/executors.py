@@ -11,13 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any
 
-from penstock.base import checks
+from penstock.base import checks, stop
 from penstock.errors import ConfigError, PenstockError, WorkerDied
 
 TRIES = 3
@@ -84,7 +84,20 @@ def _context(*sent: Any) -> SpawnContext:
 
     So a script without ``if __name__ == "__main__":`` does not begin again in each of them.
     """
-    return SpawnContext() if b"__main__" in bytes(ForkingPickler.dumps(sent)) else _ContextWithoutScript()
+    return _ContextWithScript() if b"__main__" in bytes(ForkingPickler.dumps(sent)) else _ContextWithoutScript()
+
+
+class _ProcessWithScript(SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  # multiprocessing's name
+        if os.name == "posix":
+            resource_tracker.ensure_running()  # on some Pythons its start would let Ctrl-C in again
+        with stop.without_interrupts():
+            return SpawnProcess._Popen(process_obj)
+
+
+class _ContextWithScript(SpawnContext):
+    Process = _ProcessWithScript
 
 
 class _ProcessWithoutScript(SpawnProcess):
@@ -93,7 +106,7 @@ class _ProcessWithoutScript(SpawnProcess):
         script = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")  # without a file to import
         try:
-            return SpawnProcess._Popen(process_obj)
+            return _ProcessWithScript._Popen(process_obj)
         finally:
             sys.modules["__main__"] = script
 

@@ -11,8 +11,8 @@ import _thread
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 CHECK_EVERY_S = 0.25
@@ -51,6 +51,22 @@ def sleep(seconds: float) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0 and not asked():
         time.sleep(min(left, CHECK_EVERY_S))
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block, if only this thread can take it. A process that starts here ignores it.
+
+    A terminal sends Ctrl-C to all processes. One that is interrupted while it imports modules prints a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def call_in_finalizer(function: Callable[..., None], *arguments: object) -> None:

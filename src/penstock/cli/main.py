@@ -11,7 +11,6 @@ output is gone (``| head``).
 import argparse
 import importlib
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from functools import partial
 from types import ModuleType
 
 import penstock
+from penstock.base import stop
 from penstock.cli.parser import Parser
 from penstock.errors import PenstockError
 
@@ -78,13 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _import_command(name: str) -> ModuleType:
     """The module of a command. Ctrl-C waits until it is there: libraries report an interrupted import as broken."""
-    if not hasattr(signal, "pthread_sigmask"):
+    with stop.without_interrupts():
         return importlib.import_module(f"penstock.cli.{name}")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return importlib.import_module(f"penstock.cli.{name}")
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _show_warning(name: str, message: Warning | str, *_: object, **__: object) -> None:

@@ -231,7 +231,7 @@ class ReaderProcess:
             return
         try:
             self._control, there = socket.socketpair()
-            with there:
+            with there, stop.without_interrupts():
                 self._child = subprocess.Popen(  # noqa: S603  # our own module
                     [sys.executable, "-c", _BEGIN, str(there.fileno()), *self._paths],
                     pass_fds=[there.fileno()], stdin=subprocess.PIPE, env={**os.environ, **ONE_THREAD},
