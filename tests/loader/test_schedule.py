@@ -252,7 +252,7 @@ def test_where_memory_is_tight_batches_are_the_same(tmp_path: Path) -> None:
 
 def test_the_first_batch_waits_for_no_others() -> None:
     """Small batches are read together, but an epoch begins with one by itself."""
-    order = InOrder(8 * 1000)
+    order = InOrder(8 * 3000)
     partition = Partition(len(order), 8)
     request = Request(
         fields={"x": FieldSpec(np.dtype(np.uint8), (100,))}, batch_rows=8, steps=partition.steps, threads=1,
@@ -260,6 +260,6 @@ def test_the_first_batch_waits_for_no_others() -> None:
     )  # fmt: skip
     slots = iter(range(partition.steps))
     found = list(reads(Epoch(0, order, partition), make_plan(request), lambda: next(slots)))
-    assert [len(read.batches) for read in found[:8]] == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert [len(read.batches) for read in found[:11]] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 512]
     assert [batch.step for read in found for batch in read.batches] == list(range(partition.steps))
     assert np.concatenate([read.rows for read in found]).tolist() == list(range(len(order)))

@@ -238,6 +238,21 @@ def test_returned_from_another_thread():
     assert slots.lent == 1
 
 
+def test_threads_are_woken_once_there_are_enough_slots_for_a_read():
+    slots, wake_ups = Slots(FIELDS, 4, 6, wake_from=3), SimpleQueue()
+    slots.wake(wake_ups)
+    batches = [slots.lend(take(slots), 4) for _ in range(6)]
+    del batches[:2]
+    assert not slots.ensure(1)
+    assert wake_ups.empty()
+    del batches[:1]
+    assert wake_ups.empty()  # the end of a loan alone wakes nobody
+    for _ in range(2):
+        assert not slots.ensure(1)
+        assert wake_ups.qsize() == 1
+    assert len(free_numbers(slots)) == 3
+
+
 def test_many_threads_lend_and_return():
     slots = make(count=4, rows=1, fields={"label": FieldSpec(np.dtype(np.int64))})
     wrong = []

@@ -58,7 +58,9 @@ READ_ROW_BYTES = 48
 # Measured at the peak, while the rows of a window are sorted by block: up to 64, 8 in the sort itself, and a margin.
 WINDOW_ROW_BYTES = 80
 
-MOST_BATCHES_PER_READ = 64
+# A thread that asks for the interpreter's lock may wait 5 milliseconds for it, while the caller takes hundreds of small
+# batches: so many must be ready.
+MOST_BATCHES_PER_READ = 512
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -135,6 +137,11 @@ class Plan(_Reservations):
     def short_of_slots(self) -> bool:
         """Whether a larger budget would let reading run further ahead."""
         return self.slots < self.slots_wanted
+
+    @property
+    def wake_from(self) -> int:
+        """How many free slots are worth waking a thread for: all that its read needs, if others are filled already."""
+        return 1 if self.window_rows or self.short_of_slots else self.batches_per_read
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -115,21 +115,25 @@ class Readers:
 
         Its slot is then the caller's to lend or give back.
         """
-        until = time.monotonic() + wait_s if wait_s else 0.0
         is_under_way = self._team.exchange(0)
-        while True:
-            self._receive_all()
-            if step in self._complete:
-                return self._complete.pop(step)
-            left = until - time.monotonic() if wait_s else 0.0
-            if left <= 0:
-                return None
+        self._receive_all()
+        if step not in self._complete and not (wait_s and self._wait_for(step, wait_s, is_under_way)):
+            return None
+        return self._complete.pop(step)
+
+    def _wait_for(self, step: int, wait_s: float, is_under_way: bool) -> bool:
+        """Wait until the batch of this step is complete, no longer than that; returns whether it is."""
+        until = time.monotonic() + wait_s
+        while step not in self._complete and (left := until - time.monotonic()) > 0:
             if is_under_way:
                 is_under_way = self._team.exchange(left)
-                continue
-            with suppress(Empty):
-                self._receive(self._posted.get(timeout=left))
-            is_under_way = self._team.exchange(0)
+            else:
+                self._team.wake_ups.put(None)  # the last read of an epoch may need fewer slots than threads wake for
+                with suppress(Empty):
+                    self._receive(self._posted.get(timeout=left))
+                is_under_way = self._team.exchange(0)
+            self._receive_all()
+        return step in self._complete
 
     def stop(self) -> None:
         """End the threads, unless they still read for others. Safe to call twice."""
@@ -139,9 +143,8 @@ class Readers:
             self._team.leave()
 
     def _receive_all(self) -> None:
-        with suppress(Empty):
-            while not self._posted.empty():
-                self._receive(self._posted.get_nowait())
+        while not self._posted.empty():  # nobody else takes from it
+            self._receive(self._posted.get_nowait())
 
     def _receive(self, posted: list[Batch] | BaseException) -> None:
         if isinstance(posted, BaseException):

@@ -74,8 +74,11 @@ class Slots:
         *,
         is_shared: bool = False,
         is_tight: bool = False,
+        wake_from: int = 1,
     ) -> None:
         self.fields, self.rows, self.planned, self._is_tight = fields, rows, planned, is_tight
+        self._wake_from = wake_from
+        """So many free slots are worth waking a thread for."""
         self.key = next(_KEYS)
         """Tells the memory of these slots from that of others."""
         self.added_peak = 0
@@ -121,30 +124,35 @@ class Slots:
         return (0 if self._block is None else self.planned) + len(self._added)
 
     def wake(self, wake_ups: "SimpleQueue[None]") -> None:
-        """From now on, put an item into this queue whenever a slot becomes free; several datasets may share one."""
+        """From now on, put an item into this queue when slots become free; several datasets may share one."""
         self._wake_ups, self._wake_up = wake_ups, partial(wake_ups.put, None)
         for number, (loan, *_) in list(self._lent.items()):
             self._watch(number, loan())
 
     def take(self) -> int | None:
         """A free slot, if there is one."""
-        self._take_back()
         if self._free.empty():
-            return None
+            self._take_back()
         try:
-            return self._free.get_nowait()
+            return None if self._free.empty() else self._free.get_nowait()
         except Empty:
             return None
 
     def ensure(self, available: int) -> bool:
         """Add slots until ``available`` are not held by the caller; whether any were added."""
+        if not self._added and self.planned - len(self._lent) + self._returned.qsize() >= available:
+            if self._wake_from > 1:  # or else the end of each loan does
+                self._wake()
+            return False
         self._take_back()
         missing = available - (self.planned + len(self._added) - len(self._lent))
         for _ in range(missing):
             memory = buffer(block_bytes(self.fields, self.rows))
             self._added[self._next_number] = SlotBlock(self.fields, self.rows, self._next_number, memory)
-            self._set_free(self._next_number)
+            self._free.put(self._next_number)
             self._next_number += 1
+        if missing > 0:
+            self._wake()
         self.added_peak = max(self.added_peak, len(self._added))
         return missing > 0
 
@@ -183,11 +191,8 @@ class Slots:
 
     def give_back(self, number: int) -> None:
         """Return a slot: for the next read, or to the system if it was added and is not needed any more."""
-        self._lent.pop(number, None)
-        if number >= self.planned and len(self._added) > len(self._lent):
-            self._added.pop(number, None)
-        else:
-            self._set_free(number)
+        self._put_back(number)
+        self._wake()
 
     def reclaim(self) -> None:
         """Free all slots that are not lent, while no thread reads: an interrupt may lose one between two owners."""
@@ -215,19 +220,28 @@ class Slots:
         Each is called with a weak reference, which ``put`` takes for its second argument and ignores.
         """
         if loan is not None:
-            wake_up = weakref.ref(loan, self._wake_up)
-            self._lent[number] = (weakref.ref(loan, partial(self._returned.put, number)), wake_up)
+            wake_ups = (weakref.ref(loan, self._wake_up),) if self._wake_from == 1 else ()
+            self._lent[number] = (weakref.ref(loan, partial(self._returned.put, number)), *wake_ups)
 
     def _take_back(self) -> None:
-        while not self._returned.empty():  # checked first: several times per batch there is nothing
-            with suppress(Empty):  # another thread was quicker
-                self.give_back(self._returned.get_nowait())
+        """Take back the slots of loans that have ended, of which threads know already."""
+        with suppress(Empty):  # another thread was quicker
+            while not self._returned.empty():
+                self._put_back(self._returned.get_nowait())
 
-    def _set_free(self, number: int) -> None:
+    def _put_back(self, number: int) -> None:
+        self._lent.pop(number, None)
+        if number >= self.planned and len(self._added) > len(self._lent) - self._returned.qsize():
+            self._added.pop(number, None)
+            return
         if self._is_tight and self._block is not None and number < self.planned:
             self._block.return_pages(number)
         self._free.put(number)
-        self._wake_ups.put(None)
+
+    def _wake(self) -> None:
+        """Wake a thread if there are enough slots for it; one look of a thread sees all of them."""
+        if self._free.qsize() + self._returned.qsize() >= self._wake_from and self._wake_ups.empty():
+            self._wake_ups.put(None)
 
 
 def block_bytes(fields: Fields, places: int) -> int:

@@ -94,10 +94,11 @@ class Source:
             else:
                 self.close()  # a read that does not return may still write to these slots
         if self.slots is None:
-            rows, count = self.plan.batch_rows, self.plan.slots
+            plan = self.plan
             self.slots = Slots(
-                self.store.fields, rows, count, self.output.pin, is_shared=is_shared, is_tight=self.plan.is_tight
-            )
+                self.store.fields, plan.batch_rows, plan.slots, self.output.pin, is_shared=is_shared,
+                is_tight=plan.is_tight, wake_from=plan.wake_from,
+            )  # fmt: skip
         what = Epoch(epoch, self.order, replace(self.partition, start=samples), self.seed)
         self._readers = Readers(
             self.store, what, self.plan, self.slots, team, wanted_at=wanted_at, faults=self.faults, number=number

@@ -49,7 +49,7 @@ class Team:
         self._here: SimpleQueue[tuple[Readers, Read] | None] = SimpleQueue()
         """Reads for the threads while others are sent to processes; None lets a thread look what changed."""
         self.wake_ups: SimpleQueue[None] = SimpleQueue()
-        """Receives one item whenever a slot becomes free."""
+        """Receives an item when slots become free, or are worth another look."""
         self._readers: list[Readers] = []
         self._left = 0
         self._turn = threading.Lock()
