@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from operator import itemgetter
@@ -175,9 +176,15 @@ class MemberGatherReader(GatherReader):
         mine.bytes_read += len(rows) * len(self.head)
         super().read_from(handle, rows, at, target)
 
+    @cached_property
+    def _are_alike(self) -> bool:
+        """Whether all members are there, and as long as the first."""
+        lengths = self.members.lengths
+        return bool(lengths.min() == lengths.max() == self.length and self.members.offsets.min() >= 0)
+
     def _have_same_header(self, handle: Handle, rows: np.ndarray) -> bool:
         members = self.members
-        if (members.lengths[rows] != self.length).any() or (members.offsets[rows] < 0).any():
+        if not self._are_alike and ((members.lengths[rows] != self.length).any() or (members.offsets[rows] < 0).any()):
             return False
         if not self.head:
             return True
@@ -226,12 +233,15 @@ class NumberGatherReader(GatherReader):
                 for row in rows[piece].tolist():
                     counters.note(handle.file.path, (int(self.members.offsets[row]),), int(self.members.lengths[row]))
 
+    @cached_property
+    def _size_of_all(self) -> int | None:
+        """The bytes that hold any of the numbers, if all of them are there and have few digits."""
+        return _digits(self.members.offsets, self.members.lengths, self.members.file.size)
+
     def _numbers(self, handle: Handle, rows: np.ndarray) -> np.ndarray | None:
         offsets, lengths = self.members.offsets[rows], self.members.lengths[rows]
-        size = int(lengths.max())
-        if not 0 < size <= MOST_DIGITS or lengths.min() < 1 or offsets.min() < 0:
-            return None
-        if offsets.max() + size > len(handle.bytes):
+        size = self._size_of_all or _digits(offsets, lengths, len(handle.bytes))
+        if size is None:
             return None
         text = rows_at_bytes(handle, size)[offsets]
         is_digit = text - ord("0") < 10  # unsigned: what is smaller becomes large
@@ -240,6 +250,13 @@ class NumberGatherReader(GatherReader):
             return None
         text[beyond] = 0  # which ends a text
         return text.view(f"S{size}")[:, 0].astype(np.int64)
+
+
+def _digits(offsets: np.ndarray, lengths: np.ndarray, file_bytes: int) -> int | None:
+    """The most digits of these members; None if some are absent, empty, too long, or too close to the file's end."""
+    most = int(lengths.max())
+    are_there = 0 < most <= MOST_DIGITS and lengths.min() >= 1 and offsets.min() >= 0
+    return most if are_there and offsets.max() + most <= file_bytes else None
 
 
 class _Field:

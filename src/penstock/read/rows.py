@@ -24,6 +24,9 @@ from penstock.read.part import Mask, RowPart, ascending
 # Larger rows go into place one by one, a copy each; smaller ones take less time gathered in one call.
 ALONE_FROM_BYTES = 8 * KiB
 
+# Reads of fewer bytes pass through memory that numpy allocates, which takes less time than borrowing scratch.
+FEW_BYTES = 16 * KiB
+
 # Elements looked at together when ranges are worked out.
 TABLE_PIECE = 65536
 
@@ -163,6 +166,11 @@ class GatherReader:
         if self._in_one_go(at, target):
             goal = target[int(at[0]) : int(at[0]) + len(at)].reshape(len(at), -1).view(np.uint8)
             self._gather_timed(handle, rows, goal)
+            return
+        if self.cast is None and self.flat is None and len(rows) * self.array.row_bytes <= FEW_BYTES:
+            raw = np.empty((len(rows), self.array.row_bytes), np.uint8)
+            self._gather_timed(handle, rows, raw)
+            target[at] = raw.view(self.array.stored).reshape(len(rows), *self.array.shape)
             return
         for begin in range(0, len(rows), self.group):
             group = slice(begin, begin + self.group)
