@@ -12,8 +12,6 @@ from penstock.base.spec import FieldSpec
 from penstock.errors import BudgetExceeded
 from penstock.loader.plan import (
     BASE_BYTES,
-    BATCH_RECORD_BYTES,
-    BATCH_ROW_BYTES,
     READ_ROW_BYTES,
     THREAD_BYTES,
     Request,
@@ -21,7 +19,7 @@ from penstock.loader.plan import (
     least,
     make_plan,
 )
-from penstock.loader.slots import Slots, slot_bytes
+from penstock.loader.slots import BATCH_RECORD_BYTES, BATCH_ROW_BYTES, Slots, slot_bytes
 
 patient = settings(deadline=None)  # a busy machine is no failure
 

@@ -20,14 +20,16 @@ from penstock.base.spec import row_bytes
 from penstock.errors import BudgetExceeded
 from penstock.loader import plan_text
 from penstock.loader.plan_request import Request
-from penstock.loader.slots import slot_bytes
+from penstock.loader.slots import record_bytes, slot_bytes
 
 # A read should last long enough to hide its fixed cost, some 100 microseconds with the hand-over: small batches are
 # read several at a time, up to 8 MiB (about 2 milliseconds).
 JOIN_BELOW_BYTES = 8 * MiB
-# A batch is split so that every thread has a part of it, but not into parts below 16 MiB where there are enough: with
-# many threads, contention for the interpreter's lock limits them (measured on 16 cores).
-SPLIT_ABOVE_BYTES = 16 * MiB
+# A batch is split so that every thread has a part of it, and no part is much larger than this. Each part costs some
+# Python, which large rows drive out of a core's cache.
+SPLIT_ABOVE_BYTES = 64 * MiB
+# The same in processes, where many threads must find work in few batches.
+SPLIT_IN_PROCESSES_BYTES = 16 * MiB
 
 # Every read of a process costs the training process some work: batches are divided into no more reads than this.
 PARTS_FOR_PROCESSES = 4
@@ -49,11 +51,8 @@ BASE_BYTES = 5 * MiB
 # Measured: a thread's stack and its arena in the allocator.
 THREAD_BYTES = 256 * KiB
 
-# Measured: the Python objects that describe one batch, in the schedule and in queues.
-BATCH_RECORD_BYTES = 512
-# Row numbers are int64. A batch has one per row; a read has rows, places in the batch and places in the slots, and the
-# schedule works out the next while threads still read.
-BATCH_ROW_BYTES = 8
+# Row numbers are int64. A read has rows, places in the batch and places in the slots, and the schedule works out the
+# next while threads still read.
 READ_ROW_BYTES = 48
 # Measured at the peak, while the rows of a window are sorted by block: up to 64, 8 in the sort itself, and a margin.
 WINDOW_ROW_BYTES = 80
@@ -192,11 +191,6 @@ class BudgetShare:
         """
         wanted = min(_slots_wanted(self.request, threads, self.rows_per_read), self.request.steps + 1)
         return max(_usual_slots(self.request, self.rows_per_read), wanted)
-
-
-def record_bytes(batch_rows: int) -> int:
-    """Bytes that the schedule keeps per batch."""
-    return BATCH_RECORD_BYTES + BATCH_ROW_BYTES * batch_rows
 
 
 def make_plan(request: Request) -> Plan:
@@ -386,8 +380,10 @@ def _rows_per_read(request: Request) -> int:
     if row * batch < JOIN_BELOW_BYTES:
         together = min(JOIN_BELOW_BYTES // (row * batch), MOST_BATCHES_PER_READ, request.steps // (2 * request.threads))
         return batch * max(1, together)
-    parts = min(request.threads, PARTS_FOR_PROCESSES) if request.placement.processes else request.threads
-    return _whole_share(min(-(-batch // parts), max(1, SPLIT_ABOVE_BYTES // row)), batch)
+    parts, most_bytes = request.threads, SPLIT_ABOVE_BYTES
+    if request.placement.processes:
+        parts, most_bytes = min(parts, PARTS_FOR_PROCESSES), SPLIT_IN_PROCESSES_BYTES
+    return _whole_share(min(-(-batch // parts), max(1, most_bytes // row)), batch)
 
 
 def _whole_share(rows: int, batch_rows: int) -> int:

@@ -27,12 +27,12 @@ from penstock.loader.interleave import Interleaved
 from penstock.loader.order import Order
 from penstock.loader.outputs import make_output
 from penstock.loader.pickled_stores import PickledStores
-from penstock.loader.plan import JointPlan, Plan, make_joint_plan, make_plan, record_bytes
+from penstock.loader.plan import JointPlan, Plan, make_joint_plan, make_plan
 from penstock.loader.plan_request import Request
 from penstock.loader.plan_text import ALONE, prefix
 from penstock.loader.processes import ReaderProcesses
 from penstock.loader.readers import ReadCounts
-from penstock.loader.slots import Slots
+from penstock.loader.slots import Slots, record_bytes
 from penstock.loader.source import LoaderOptions, Source
 from penstock.loader.state import Position
 from penstock.loader.stats import Meter, Stats

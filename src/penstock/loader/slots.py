@@ -40,12 +40,22 @@ Pin = Callable[[np.ndarray], Callable[[], None]]
 """Locks a block of memory for device copies; returns a function that unlocks it."""
 
 
+# Measured: the Python objects that describe one batch, in the schedule and in queues.
+BATCH_RECORD_BYTES = 512
+# Row numbers are int64.
+BATCH_ROW_BYTES = 8
+
 _KEYS = itertools.count()
 
 
 def slot_bytes(fields: Fields, rows: int) -> int:
     """The memory of one batch of ``rows`` rows."""
     return sum(aligned(rows * spec.row_bytes) for spec in fields.values())
+
+
+def record_bytes(batch_rows: int) -> int:
+    """Bytes that the schedule keeps per batch."""
+    return BATCH_RECORD_BYTES + BATCH_ROW_BYTES * batch_rows
 
 
 def shared_memory(bytes_: int) -> tuple[np.ndarray, int]:
