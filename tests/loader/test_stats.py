@@ -179,3 +179,10 @@ def test_several_datasets_are_summed(gzipped: ps.Dataset, plain: ps.Dataset) -> 
     assert (stats.chunks_read, stats.codecs) == (alone.chunks_read, "shuffle, deflate")
     assert stats.bytes_read > alone.bytes_read
     assert stats.function_seconds >= len(range(0, ROWS, 2)) * SLOW_S
+
+
+def test_the_report_has_what_the_statistics_count(plain: ps.Dataset) -> None:
+    report = replace(epoch(plain), restarts=2, chunks_filled=3).report
+    assert (report.restarts, report.chunks_filled) == (2, 3)
+    assert "reader processes died 2 times" in str(report)
+    assert "3 chunks that were never written" in str(report)

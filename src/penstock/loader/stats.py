@@ -43,6 +43,14 @@ class LeftOut:
         return f"row {self.row} ({self.key}): {self.why}"
 
 
+def _describe_restarts(count: int) -> str:
+    return f"reader processes died {count} times and were started again; their reads were repeated"
+
+
+def _describe_filled(chunks: int) -> str:
+    return f"{chunks:,} chunks that were never written came as fill values"
+
+
 @dataclass(frozen=True, repr=False)
 class Report(Sequence[LeftOut]):
     """What an epoch did not deliver as it should: a sequence of the samples that were left out, and counts.
@@ -83,15 +91,13 @@ class Report(Sequence[LeftOut]):
             lines.append(f"left out: {self.samples - len(self.left_out):,} more")
         lines += [f"file left out: {why}" for why in self.files]
         if self.chunks_filled:
-            lines.append(f"{self.chunks_filled:,} chunks that were never written came as fill values")
+            lines.append(_describe_filled(self.chunks_filled))
         lines += [f"{name!r}: {count:,} values are NaN or infinite" for name, count in self.not_finite.items()]
         if self.unverified:
             fields = ", ".join(map(repr, self.unchecked))
             lines.append(f"delivered without a checksum or manifest to check: {self.unverified:,} values of {fields}")
         if self.restarts:
-            lines.append(
-                f"reader processes died {self.restarts} times and were started again; their reads were repeated"
-            )
+            lines.append(_describe_restarts(self.restarts))
         return "\n".join(lines) or "every sample was delivered, and checked"
 
     __repr__ = __str__
@@ -159,10 +165,8 @@ class Stats:
     """Cores that this process may use."""
     codecs: str = ""
     """The codecs that the data are stored with, if any."""
-
     unchecked: Sequence[str] = ()
     """Fields without checksum or manifest: a damaged byte would pass for data."""
-
     unverified: int = 0
     """Values (one per field and sample) that were delivered without a checksum or manifest to check them by."""
 
@@ -171,7 +175,7 @@ class Stats:
         """What was left out, filled in, or not checked."""
         return Report(
             self.left_out, self.left_out_samples, files=self.files_left_out, chunks_filled=self.chunks_filled,
-            not_finite=self.not_finite, unchecked=self.unchecked, unverified=self.unverified,
+            not_finite=self.not_finite, unchecked=self.unchecked, unverified=self.unverified, restarts=self.restarts,
         )  # fmt: skip
 
     @property
@@ -303,11 +307,9 @@ class Stats:
         if self.files_left_out:
             lost.append(f"{len(self.files_left_out)} files were left out, the first: {self.files_left_out[0]}")
         if self.chunks_filled:
-            lost.append(f"{self.chunks_filled:,} chunks that were never written came as fill values")
+            lost.append(_describe_filled(self.chunks_filled))
         if self.restarts:
-            lost.append(
-                f"reader processes died {self.restarts} times and were started again; their reads were repeated"
-            )
+            lost.append(_describe_restarts(self.restarts))
         if self.not_finite:
             text = ", ".join(f"{count:,} of {name!r}" for name, count in self.not_finite.items())
             lost.append(f"values that are NaN or infinite: {text}")
