@@ -19,7 +19,7 @@ import torch
 
 import penstock as ps
 from benchmarks import results
-from penstock.loader.rivals import counted
+from penstock.base.sizes import format_count
 
 VOLUME = (150, 150, 100)
 ELEMENTS = 150 * 150 * 100
@@ -144,7 +144,9 @@ def main() -> None:
                 raise SystemExit("device copies are wrong")
         batches = by_hand(folder, args.workers)
         theirs = rate(lambda: iter(lambda: next(batches), None), step)
-        rows.append({"label": f"DataLoader, volumes, {counted(args.workers)}, pinned", "rates": [theirs]})
+        rows.append(
+            {"label": f"DataLoader, volumes, {format_count(args.workers, 'worker')}, pinned", "rates": [theirs]}
+        )
         rows += zscores(folder, step)
     gpu = torch.cuda.get_device_name()
     results.write("device", "python -m benchmarks.device", rows, about=f"int16 on the bus, float32 on one {gpu}.")

@@ -13,7 +13,7 @@ import torch
 from benchmarks import data
 from benchmarks.runner import Contestant
 from benchmarks.volumes import touch
-from penstock.loader.rivals import counted
+from penstock.base.sizes import format_count
 
 PICTURES, CLASSES, SIZE, BATCH, MEMORY, EPOCHS = 1200, 10, 425, 32, "512MiB", 3
 
@@ -78,7 +78,9 @@ def dataloader(folder: str, workers: int) -> Iterator[int]:
 def contestants(folder: Path) -> list[Contestant]:
     here = {"folder": str(folder)}
     by_hand = [
-        Contestant(f"DataLoader + Pillow, {counted(n)}", f"{__name__}:dataloader", {**here, "workers": n})
+        Contestant(
+            f"DataLoader + Pillow, {format_count(n, 'worker')}", f"{__name__}:dataloader", {**here, "workers": n}
+        )
         for n in (0, 1, 2, 4)
     ]
     return [Contestant(f"penstock, {MEMORY}", f"{__name__}:penstock", here), *by_hand]

@@ -13,7 +13,7 @@ import torch
 from benchmarks import data
 from benchmarks.runner import Contestant
 from benchmarks.volumes import touch
-from penstock.loader.rivals import counted
+from penstock.base.sizes import format_count
 
 RECORDS, WIDTH, RECORD_BATCH, EPOCHS = 200_000, 1024, 256, 3
 VOLUMES, VOLUME_BATCH = 240, 32
@@ -91,7 +91,7 @@ def dataloader(folder: str, kind: str, workers: int) -> Iterator[int]:
 def contestants(folder: Path, kind: str) -> list[Contestant]:
     here = {"folder": str(folder), "kind": kind}
     by_hand = [
-        Contestant(f"DataLoader + lmdb, {counted(n)}", f"{__name__}:dataloader", {**here, "workers": n})
+        Contestant(f"DataLoader + lmdb, {format_count(n, 'worker')}", f"{__name__}:dataloader", {**here, "workers": n})
         for n in (0, 1, 2, 4)
     ]
     return [Contestant(f"penstock, {KINDS[kind][4]}", f"{__name__}:penstock", here), *by_hand]

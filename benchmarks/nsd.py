@@ -23,7 +23,7 @@ import torch
 from benchmarks import data
 from benchmarks.runner import Contestant
 from benchmarks.volumes import touch
-from penstock.loader.rivals import counted
+from penstock.base.sizes import format_count
 
 PIXELS = 224
 BATCH = 32
@@ -229,7 +229,7 @@ def whole_contestants(root: Path) -> list[Contestant]:
     ours = {**path, "memory": "1GiB", "roi": None, "batches": 500}
     loaders = [
         Contestant(
-            f"DataLoader, {counted(workers)}",
+            f"DataLoader, {format_count(workers, 'worker')}",
             here + "dataloader",
             {**path, "roi": None, "workers": workers, "batches": 40},
         )

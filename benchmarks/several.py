@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks import data
 from benchmarks.runner import Contestant
-from penstock.loader.rivals import counted
+from penstock.base.sizes import format_count
 
 VOXELS = {"subj01": 15_724, "subj02": 14_278, "subj05": 13_039, "subj07": 12_682}
 TRIALS, BATCH = 4_800, 24
@@ -92,7 +92,7 @@ def contestants(folder: Path) -> list[Contestant]:
         several,
         *(
             Contestant(
-                f"torch, a loader each, {counted(workers)}", f"{__name__}:torch_loaders",
+                f"torch, a loader each, {format_count(workers, 'worker')}", f"{__name__}:torch_loaders",
                 {"folder": str(folder), "workers": workers},
             )
             for workers in (0, 1)

@@ -21,7 +21,7 @@ from PIL import Image
 from benchmarks import data
 from benchmarks.runner import Contestant
 from benchmarks.volumes import touch
-from penstock.loader.rivals import counted
+from penstock.base.sizes import format_count
 
 SAMPLES, EACH, SIZE, VOXELS = 1200, 100, 425, 15_724
 # The slower ones need fewer for as long a run; a first batch, and what comes before it, count for nobody.
@@ -184,7 +184,7 @@ def contestants(folder: Path, batch: int, memory: str) -> list[Contestant]:
     here = {"folder": str(folder), "batch": batch}
     found = [Contestant(f"penstock, {memory}", f"{__name__}:penstock", {**here, "memory": memory})]
     for package, workers in (("penstock.webdataset", 2), ("webdataset", 0), ("webdataset", 1), ("webdataset", 2)):
-        label = f"{package} verbs, {counted(workers)}"
+        label = f"{package} verbs, {format_count(workers, 'worker')}"
         found.append(Contestant(label, f"{__name__}:pipeline", {**here, "workers": workers, "package": package}))
     if importlib.util.find_spec("grain") and importlib.util.find_spec("array_record"):
         there = {"folder": str(records(folder)), "batch": batch}
@@ -210,7 +210,7 @@ def volumes(root: Path) -> list[Contestant]:
     here = {"folder": str(make_volumes(root))}
     found = [Contestant("penstock, 256 MiB", f"{__name__}:penstock_volumes", here, whole=True)]
     for package, workers in (("penstock.webdataset", 0), ("webdataset", 0), ("webdataset", 2)):
-        label = f"{package} shuffle(500), {counted(workers)}"
+        label = f"{package} shuffle(500), {format_count(workers, 'worker')}"
         arguments = {**here, "workers": workers, "package": package}
         found.append(Contestant(label, f"{__name__}:pipeline_volumes", arguments, whole=True))
     return found

@@ -14,7 +14,7 @@ import torch
 from benchmarks import data
 from benchmarks.runner import Contestant
 from benchmarks.volumes import touch
-from penstock.loader.rivals import counted
+from penstock.base.sizes import format_count
 
 VOLUMES, BATCH, MEMORY = 160, 32, "768MiB"
 LAYOUTS = {"plain": [], "zstd": ["shuffle", "zstd"]}
@@ -80,7 +80,12 @@ def contestants(folder: Path) -> list[Contestant]:
     """Time counts from the start: workers begin with a batch each, so that the first batch is not the first work."""
     here = {"folder": str(folder)}
     by_hand = [
-        Contestant(f"DataLoader + tiledb, {counted(n)}", f"{__name__}:dataloader", {**here, "workers": n}, whole=True)
+        Contestant(
+            f"DataLoader + tiledb, {format_count(n, 'worker')}",
+            f"{__name__}:dataloader",
+            {**here, "workers": n},
+            whole=True,
+        )
         for n in (0, 1, 2, 4)
     ]
     return [Contestant(f"penstock, {MEMORY}", f"{__name__}:penstock", here, whole=True), *by_hand]

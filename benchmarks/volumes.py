@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import data
 from benchmarks.runner import Contestant
-from penstock.loader.rivals import counted
+from penstock.base.sizes import format_count
 
 BATCH = 32
 MEMORY = "768MiB"
@@ -75,7 +75,7 @@ def dataloader(folder: str, layout: str, workers: int) -> Iterator[int]:
 def contestants(folder: Path, layout: str) -> list[Contestant]:
     here = {"folder": str(folder), "layout": layout}
     by_hand = [
-        Contestant(f"DataLoader + h5py, {counted(n)}", f"{__name__}:dataloader", {**here, "workers": n})
+        Contestant(f"DataLoader + h5py, {format_count(n, 'worker')}", f"{__name__}:dataloader", {**here, "workers": n})
         for n in (0, 1, 2, 4)
     ]
     return [Contestant(f"penstock, {MEMORY}", f"{__name__}:penstock", here), *by_hand]

@@ -14,7 +14,7 @@ import torch
 from benchmarks import data
 from benchmarks.runner import Contestant
 from benchmarks.volumes import touch
-from penstock.loader.rivals import counted
+from penstock.base.sizes import format_count
 
 ROWS = 320
 BATCH = 32
@@ -116,7 +116,7 @@ def contestants(folder: Path, layout: str) -> list[Contestant]:
     rows = BATCH if layout == "sixteens" else ROWS  # rows of large chunks are slow to get one by one
     theirs = [
         Contestant(
-            f"DataLoader + {library}, {counted(workers)}",
+            f"DataLoader + {library}, {format_count(workers, 'worker')}",
             f"{__name__}:dataloader",
             {**path, "library": library, "workers": workers, "rows": rows},
             whole=True,

@@ -1,15 +1,15 @@
 """Every error penstock raises, in one tree.
 
 PenstockError
-├── DataError           the bytes are there, and wrong
-│   ├── Corrupt             a structure or checksum does not hold
+├── DataError           the data are wrong
+│   ├── Corrupt             a structure or checksum is wrong
 │   ├── Truncated           a file or range is shorter than its own metadata says
 │   ├── Missing             a file, field or chunk that should be there is not
 │   ├── SchemaMismatch      dtype, shape or fields differ from what was declared
 │   ├── Unsafe              reading it would run code or leave the opened place
 │   ├── LimitExceeded       larger than a limit that protects this process
 │   └── DecodeFailed        a decoder refused the bytes
-├── SourceError         the bytes could not be had
+├── SourceError         the data could not be read
 │   ├── Unavailable         the system refused or failed to read
 │   └── Changed             the file is not the one that was opened
 ├── TransformFailed     the caller's own function raised, or broke its promise
@@ -17,12 +17,12 @@ PenstockError
 ├── BudgetExceeded      the plan does not fit the memory given
 ├── StateMismatch       a saved position belongs to other data or another order
 ├── ConvertFailed       a conversion stopped before its output was whole
-└── ConfigError         an argument that cannot be meant (also a ValueError)
+└── ConfigError         an invalid argument (also a ValueError)
     ├── OutOfRange          a row that does not exist (also an IndexError)
     └── WrongArgument       an unknown argument, or one of the wrong type (also a TypeError)
 
 Rules: each takes exactly one string, so that it pickles and so that torch's worker processes can rebuild it;
-the string says what was expected, what came, where, and the way out. What programs need besides is an attribute,
+the string says what was expected, what was found, where, and the way out. What programs need is an attribute too,
 which may be None. All are also names of ``penstock`` itself.
 """
 
@@ -32,11 +32,11 @@ class PenstockError(Exception):
 
 
 class DataError(PenstockError):
-    """The bytes are there, and wrong."""
+    """The data are wrong: damaged, missing, or not as declared."""
 
 
 class Corrupt(DataError):
-    """A structure or checksum of the file does not hold."""
+    """A structure or checksum of the file is wrong."""
 
 
 class Truncated(DataError):
@@ -64,7 +64,7 @@ class DecodeFailed(DataError):
 
 
 class SourceError(PenstockError):
-    """The bytes could not be had."""
+    """The data could not be read."""
 
 
 class Unavailable(SourceError):
@@ -76,7 +76,7 @@ class Changed(SourceError):
 
 
 class TransformFailed(PenstockError):
-    """The caller's own function raised, or returned something else than it did on trial."""
+    """The caller's own function raised, or its result differs in kind from that of its trial run."""
 
 
 class WorkerDied(PenstockError):
@@ -103,7 +103,7 @@ class ConvertFailed(PenstockError):
 
 
 class ConfigError(PenstockError, ValueError):
-    """An argument that cannot be meant."""
+    """An invalid argument."""
 
 
 class OutOfRange(ConfigError, IndexError):

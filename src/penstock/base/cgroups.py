@@ -1,4 +1,4 @@
-"""What this process's control groups (Linux cgroups, version 1 and 2) let it use: memory and cores.
+"""Memory and cores that this process may use, by its control groups (Linux cgroups, version 1 and 2).
 
 1. A process is in one group of each hierarchy, and the limits of all ancestors of that group hold for it too.
 2. ``/proc/self/cgroup`` names the group; ``/proc/self/mountinfo`` says where the hierarchy is mounted, and which group

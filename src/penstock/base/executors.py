@@ -80,9 +80,9 @@ def _can_be_sent(job: Any) -> bool:
 
 
 def _context(*sent: Any) -> SpawnContext:
-    """How processes are started: they import the caller's script only if what is sent is in it.
+    """How processes are started: they import the caller's script only if the job refers to it.
 
-    So a script without ``if __name__ == "__main__":`` does not begin again in each of them.
+    So a script without ``if __name__ == "__main__":`` does not run again in each of them.
     """
     return _ContextWithScript() if b"__main__" in bytes(ForkingPickler.dumps(sent)) else _ContextWithoutScript()
 
@@ -166,7 +166,7 @@ _kept: list[Any] = []
 
 
 def _keep(function: Function, job: Any) -> None:
-    """In each process, once: the job is sent once and not with every task."""
+    """Called once in each process: the job is sent once, not with every task."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
     _kept[:] = [function, job]

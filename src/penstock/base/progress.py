@@ -62,6 +62,10 @@ class Bar:
         elif due:
             self._print(now - self._began)
 
+    def advance_to(self, done: int) -> None:
+        """Count everything up to ``done`` as done."""
+        self.add(done - self._done)
+
     def _print(self, seconds: float) -> None:
         rate = self._done / max(seconds, 1e-9)
         left = f"{(self._total - self._done) / rate:.0f} s left" if self._done < self._total else f"{seconds:.1f} s"
@@ -76,7 +80,7 @@ class Bar:
 
 
 class Progress(Bar):
-    """The same for a command: a Ctrl-C that Python would drop is raised at the next step."""
+    """A bar for a command: a Ctrl-C that Python would drop is raised at the next step."""
 
     def __init__(self, label: str, total: int, unit: str, note: Callable[[], str] = str) -> None:
         super().__init__(label, total, unit, note)

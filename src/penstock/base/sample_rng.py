@@ -1,7 +1,7 @@
-"""Randomness of single samples: it follows from the seed, the epoch and the row alone.
+"""Random numbers for single samples: they follow from the seed, the epoch and the row alone.
 
-So a sample is augmented in the same way whichever thread, process or rank reads it, and after a resume, and in another
-way in every epoch. A loader says which epoch its threads read for; otherwise it is epoch 0 of seed 0.
+So a sample is augmented in the same way whichever thread, process or rank reads it, and after a resume, but differently
+in every epoch. A loader sets the epoch for its threads; otherwise it is epoch 0 of seed 0.
 """
 
 import threading

@@ -41,12 +41,12 @@ def buffer(bytes_: int) -> np.ndarray:
 
 
 def page_bytes(row_bytes: int) -> int:
-    """The pages that memory of such rows has, where it comes and goes."""
+    """The size of pages for rows of this size, in memory that is returned to the system and used again."""
     return LARGE_PAGE if row_bytes >= 2 * LARGE_PAGE else mmap.PAGESIZE
 
 
 def use_large_pages(memory: np.ndarray) -> None:
-    """Have memory that was not touched yet come in pages of 2 MiB."""
+    """Let the system use pages of 2 MiB for memory that was not touched yet."""
     _advise(memory, mmap.MADV_HUGEPAGE)
 
 
@@ -55,17 +55,16 @@ def return_pages(memory: np.ndarray) -> None:
     _advise(memory, mmap.MADV_DONTNEED)
 
 
-def _advise(memory: np.ndarray, advice: int) -> int:
-    """Say something about all whole pages of this memory; 0 if the system agrees. Other threads run meanwhile."""
+def _advise(memory: np.ndarray, advice: int) -> None:
+    """Call ``madvise`` for all whole pages of this memory, without the interpreter's lock. It may be ignored."""
     first = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (memory.ctypes.data + memory.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    if size <= 0:
-        return 0
-    return int(ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice))
+    if size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)
 
 
 def shared_buffer(bytes_: int) -> tuple[np.ndarray, int]:
-    """The same for several processes: memory without a name, and the descriptor by which others can map it."""
+    """The same for several processes: unnamed shared memory, and the descriptor by which others can map it."""
     descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, max(1, bytes_))
@@ -76,7 +75,7 @@ def shared_buffer(bytes_: int) -> tuple[np.ndarray, int]:
 
 
 def map_shared(descriptor: int, bytes_: int, *, is_private: bool = False) -> np.ndarray:
-    """Memory that another process made; with ``is_private``, whatever is written here stays here."""
+    """Memory that another process made; with ``is_private``, other processes do not see what is written here."""
     flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
     return np.frombuffer(mmap.mmap(descriptor, max(1, bytes_), flags=flags), np.uint8, bytes_)
 

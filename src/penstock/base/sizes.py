@@ -1,7 +1,7 @@
 """Sizes in bytes: how people write them, and how we print them.
 
-``"2GiB"`` and ``"2GB"`` differ by 7 %, and a budget is a law, so both are understood exactly: KiB, MiB, GiB, TiB are
-powers of 1024; kB, MB, GB, TB powers of 1000.
+``"2GiB"`` and ``"2GB"`` differ by 7 %, so both are parsed exactly: KiB, MiB, GiB, TiB are powers of 1024; kB, MB, GB,
+TB powers of 1000.
 """
 
 import re
@@ -49,3 +49,8 @@ def format_size(bytes_: int | float) -> str:
         amount, unit = amount / 1024, larger
     digits = 0 if unit == "B" or abs(amount) >= 100 else 1 if abs(amount) >= 10 else 2
     return f"{amount:.{digits}f} {unit}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -68,8 +68,8 @@ class InFull:
         return f"{{{', '.join(described)}}}"
 
 
-IN_MEMORY = "nobody: it comes from no file"
-"""The value of ``ReadPath.checked_by`` for arrays that the caller gave."""
+IN_MEMORY = "in memory"
+"""The value of ``ReadPath.checked_by`` for arrays that the caller gave: there is nothing to check."""
 MANIFEST = "a manifest"
 
 

@@ -31,6 +31,11 @@ class TextColumn(Sequence[str]):
         return self.buffer.nbytes + self.ends.nbytes
 
     @property
+    def longest(self) -> int:
+        """Bytes of the longest text."""
+        return int(np.diff(self.ends, prepend=0).max(initial=0))
+
+    @property
     def begins(self) -> np.ndarray:
         """Where each begins in the buffer."""
         return np.concatenate([[0], self.ends[:-1]]).astype(np.int64) if len(self) else self.ends
@@ -106,7 +111,7 @@ class TextColumn(Sequence[str]):
 
 
 def decoded(raw: bytes) -> str:
-    """Text for the eye and for keys; what is not UTF-8 comes out escaped."""
+    """Bytes as text; those that are not UTF-8 are escaped."""
     return raw.decode("utf-8", "surrogateescape")
 
 

@@ -23,9 +23,6 @@ BUCKETS = ("s3", "gs", "az")
 
 SCHEMES = ("http", "https", *BUCKETS, "hf")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
-_WAYS = {
-    "file": "give the path itself",
-}
 
 # Names of values that are secrets as such, also where they look harmless.
 _SECRET = re.compile(
@@ -82,7 +79,7 @@ def scheme_of(path: str) -> str:
 
 
 def shown(url: str) -> str:
-    """The name of an address: none of its secrets, and another name for any other address. A path as it is."""
+    """The name of an address, without its secrets; different addresses have different names. A path stays as it is."""
     if url[:5].lower() == "pipe:":
         return "pipe:…"
     scheme = scheme_of(url)
@@ -165,7 +162,7 @@ def base_name(path: str) -> str:
 
 
 def check_scheme(path: str) -> None:
-    """Refuse a command, and addresses of kinds that are not read here."""
+    """Refuse commands, and addresses that cannot be read."""
     if path[:5].lower() == "pipe:":
         raise ConfigError(
             "pipe:…: the scheme pipe: would run a command, which is never done here. Open the file that it would "
@@ -173,7 +170,7 @@ def check_scheme(path: str) -> None:
         )
     scheme = scheme_of(path)
     if scheme and scheme not in SCHEMES:
-        way_out = _WAYS.get(scheme, "fetch the file, and open the copy")
+        way_out = "give the path itself" if scheme == "file" else "fetch the file, and open the copy"
         raise ConfigError(
             f"{shown(path)}: the scheme {scheme}: is not read here; expected a path, or an address that begins with "
             f"{', '.join(f'{each}://' for each in SCHEMES)}: {way_out}"
@@ -181,6 +178,6 @@ def check_scheme(path: str) -> None:
 
 
 def check_local(path: str, what: str) -> None:
-    """Refuse an address of something that is read on this machine alone."""
+    """Refuse the address of a file that must be on a local disk."""
     if is_remote(path):
         raise ConfigError(f"{path}: {what} can only be read from a local disk; fetch the file, and open the copy")

@@ -16,13 +16,12 @@ from typing import Any
 import penstock
 from penstock.base import counters
 from penstock.base.progress import Progress
-from penstock.base.sizes import format_size
-from penstock.cli.arguments import add_training_arguments, count, count_or_zero, open_dataset
+from penstock.base.sizes import format_count, format_size
+from penstock.cli.arguments import add_contender_arguments, add_training_arguments, open_dataset
 from penstock.cli.bench_report import ReadMap, mixing, page
 from penstock.cli.contenders import CONTENDERS, BenchJob, TimedEpoch, memory_note, run_epoch
 from penstock.cli.parser import suggestion
 from penstock.errors import ConfigError
-from penstock.loader.plan_text import count as count_of
 from penstock.loader.request import memory_limit, order_of
 from penstock.loader.stats import Stats
 from penstock.testing.measure import MemoryWatch, release_freed_memory
@@ -48,12 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=float, default=0, metavar="MS", help="time of a training step (%(default)s)")
     parser.add_argument("--seconds", type=float, default=5, help="time limit for each loader (%(default)s)")
     parser.add_argument("--against", default="", metavar="NAMES", help=f"compare with {', '.join(CONTENDERS)}")
-    parser.add_argument(
-        "--workers", type=count_or_zero, default=2, metavar="N", help="of the other loaders (%(default)s)"
-    )
-    parser.add_argument(
-        "--shuffle-buffer", type=count, default=1000, metavar="K", help="samples in WebDataset's buffer (%(default)s)"
-    )
+    add_contender_arguments(parser, workers=2)
     parser.add_argument("--html", metavar="FILE", help="write a page of charts")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
@@ -183,7 +177,7 @@ def _report(runs: list[Run], stats: Stats, limit: int) -> str:
     lines += [
         "",
         f"penstock: {format_size(stats.planned_bytes)} planned, of a budget of {format_size(limit)}",
-        f"read: {format_size(stats.bytes_read)} by {count_of(stats.threads, 'thread')} ({stages})",
+        f"read: {format_size(stats.bytes_read)} by {format_count(stats.threads, 'thread')} ({stages})",
         f"at most: {stats.samples_per_s_at_most:,.0f} samples/s if training never waited for data",
         f"         {_reading_alone(stats):,.0f} samples/s if reading never waited for training",
         f"Bottleneck: {stats.bottleneck}.",

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.base.sizes import KiB, MiB, format_size
+from penstock.base.sizes import KiB, MiB, format_count, format_size
 from penstock.loader.order import Order
-from penstock.loader.plan_text import count as count_of
 
 # Points that a chart has room for.
 MOST_READS = 2000
@@ -106,7 +105,7 @@ def page(numbers: Mapping[str, Any]) -> str:
 <h2>Time of the reading threads</h2>
 {_stages(numbers["stages"])}
 <p>{format_size(numbers["planned_bytes"])} planned of a budget of {format_size(numbers["budget_bytes"])};
-{format_size(numbers["bytes_read"])} read by {count_of(numbers["threads"], "thread")}. At most
+{format_size(numbers["bytes_read"])} read by {format_count(numbers["threads"], "thread")}. At most
 {numbers["samples_per_s_if_never_waiting"]:,.0f} samples/s if training never waited for data, and
 {numbers["samples_per_s_of_reading_alone"]:,.0f} if reading never waited for training.</p>
 </body></html>

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from penstock.base.progress import Progress
-from penstock.base.sizes import MiB
+from penstock.base.sizes import MiB, format_count
 from penstock.dataset.combine import Concat
 from penstock.dataset.dataset import Dataset
 from penstock.errors import ConfigError
-from penstock.loader.rivals import counted
 from penstock.testing.measure import MemoryWatch
 
 HDF5_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5")
@@ -156,7 +155,7 @@ def torch_contender(job: BenchJob) -> tuple[str, Iterable[Any]]:
     _need("torch", "torch")
     by_hand = job.whole_rows and all(path.lower().endswith(HDF5_ENDINGS) for path, _ in job.files)
     dataset = RowsByHand(job.files, job.columns) if by_hand else job.ds.only(*job.columns)
-    name = f"DataLoader over {'h5py' if by_hand else 'ds[i]'}, {counted(job.workers)}"
+    name = f"DataLoader over {'h5py' if by_hand else 'ds[i]'}, {format_count(job.workers, 'worker')}"
     return name, dataloader(dataset, job.batch_size, job.workers)
 
 
@@ -177,7 +176,7 @@ def webdataset_contender(job: BenchJob) -> tuple[str, Iterable[Any]]:
         .to_tuple(*job.columns)
         .batched(job.batch_size)
     )
-    name = f"WebDataset, {counted(job.workers)}, shuffle({job.shuffle_buffer})"
+    name = f"WebDataset, {format_count(job.workers, 'worker')}, shuffle({job.shuffle_buffer})"
     return name, DataLoader(pipeline, batch_size=None, num_workers=min(job.workers, len(paths)))
 
 

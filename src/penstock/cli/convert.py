@@ -9,7 +9,7 @@ import penstock
 from penstock.base.progress import Progress
 from penstock.base.sizes import format_size
 from penstock.base.spec import row_bytes
-from penstock.cli.arguments import count, masked
+from penstock.cli.arguments import add_path, count, masked, source_of
 from penstock.errors import ConfigError
 from penstock.testing.measure import tree_bytes
 
@@ -18,7 +18,7 @@ EXAMPLES = """examples:
       Zarr v3 in shards, so that each row can be read by itself
 
   penstock convert betas.hdf5 betas.npy --row-axis 1 --memory 64MiB
-      a file stored by voxel, turned into rows: everything is read once and written once
+      a file stored by voxel, rewritten by row: everything is read once and written once
 
   penstock convert "data/*.h5" betas.h5 --compression zstd --dry-run
       show what it would do and how much memory it needs, and write nothing
@@ -27,11 +27,11 @@ EXAMPLES = """examples:
       tar shards in shuffled order
 
   penstock convert "data/*.h5" betas --like plan
-      the layout that `penstock plan` advises; says first how long it takes and how large it becomes
+      the layout that `penstock plan` advises; prints the expected time and size first
 
   penstock convert betas.hdf5 betas.zarr --part 3/40
   penstock convert betas.hdf5 betas.zarr
-      the third of 40 array jobs; and when all are done, the call that finishes the output
+      the third of 40 array jobs; then, when all are done, the call that finishes the output
 
 An interrupted conversion is continued by the same command. The output appears under its name when it is complete.
 Beside it are a manifest (penstock verify OUT --manifest OUT.manifest.json) and a record of where the data came from.
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, where to, and how."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "data/*.h5"')
+    add_path(parser)
     parser.add_argument(
         "to", help="what to write: .zarr, .h5, .npy, .tar, .parquet or .lmdb; train-%%06d.tar for several"
     )
@@ -60,10 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="write rows in an order shuffled with this seed")
     parser.add_argument("--workers", type=count, metavar="N", help="processes (default: one per core if they fit)")
     parser.add_argument(
-        "--like", choices=["plan"], help="the layout that `penstock plan` advises; says how long and how large first"
+        "--like",
+        choices=["plan"],
+        help="the layout that `penstock plan` advises; prints expected time and size first",
     )
     parser.add_argument("--part", type=_part, metavar="K/N", help="only the K-th of N parts, for array jobs")
-    parser.add_argument("--finish", action="store_true", help="only put together what the parts have done")
+    parser.add_argument("--finish", action="store_true", help="only put the finished parts together")
     check = parser.add_mutually_exclusive_group()
     check.add_argument(
         "--verify", action="store_true", help="at the end, compare the whole output with the source, read once more"
@@ -81,18 +83,11 @@ def run(args: argparse.Namespace) -> int:
     """Convert, and print what was done."""
     if args.finish and args.part is not None:
         raise ConfigError("--part, --finish: parts are finished by a call of their own, without --part")
-    ds = penstock.open(args.path[0] if len(args.path) == 1 else args.path, args.fields, row_axis=args.row_axis)
+    ds = penstock.open(source_of(args), args.fields, row_axis=args.row_axis)
     ds = ds if args.mask is None else masked(ds, args.mask)
     total = len(ds) * row_bytes(ds.fields)
     with Progress("converting", total, "bytes", lambda: f"{format_size(tree_bytes())} held") as bar:
-        said = 0
-
-        def progress(done: int, _: int) -> None:
-            nonlocal said
-            bar.add(done - said)
-            said = done
-
-        done = penstock.convert(ds, args.to, progress=progress, **_options(args))
+        done = penstock.convert(ds, args.to, progress=lambda done, _: bar.advance_to(done), **_options(args))
     if args.dry_run:
         document = done.plan.as_json() | ({} if done.expected is None else {"expected": done.expected.as_json()})
         print(json.dumps(document, indent=2) if args.json else done.plan)
@@ -102,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def announce(text: str) -> None:
-    """What will be done, on stderr: stdout is for the result."""
+    """Print what will be done to stderr: stdout is for the result."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

@@ -24,12 +24,11 @@ from typing import Any
 
 import penstock as ps
 from penstock.base.progress import Progress
-from penstock.base.sizes import MiB, format_size, parse_size
+from penstock.base.sizes import MiB, format_count, format_size, parse_size
 from penstock.cli.arguments import count
 from penstock.cli.contenders import TrialsByHand, dataloader, memory_note, mindeye_pipeline, run_epoch
 from penstock.cli.demo_report import NEXT, RELEASE, SHARDS, Promise, Result, as_json, draw, table
 from penstock.errors import ConfigError
-from penstock.loader.rivals import counted
 from penstock.nsd import NSD, get_dataloaders
 from penstock.nsd.mindeye import Shards
 from penstock.nsd.synthetic import SCALES, Scale, steps, synthesize
@@ -100,17 +99,17 @@ def _compare(folder: str, args: argparse.Namespace, limit_bytes: int) -> int:
     voxels = nsd.voxels("nsdgeneral")
     assert voxels is not None
     sizes = read_once(folder)
-    course = DemoJob(Learner(len(voxels)), args.batch_size, args.seconds, limit_bytes, quiet=args.json)
-    course.say(
+    job = DemoJob(Learner(len(voxels)), args.batch_size, args.seconds, limit_bytes, quiet=args.json)
+    job.say(
         f"Subject 1: {len(nsd.trials):,} trials in {len(nsd.sessions)} sessions, {len(voxels):,} voxels of "
         f"nsdgeneral.\n"
-        f"As released, one time course per chunk: {format_size(sizes['release'])}. As tar shards: "
+        f"As released, one time job per chunk: {format_size(sizes['release'])}. As tar shards: "
         f"{format_size(sizes['shards'])}.\n"
     )
-    ours, bottleneck, promises = _release(nsd, course)
-    results = [ours, *(_by_hand(nsd, course, workers) for workers in (0, args.workers))]
-    shards, each_once = _shards(folder, course)
-    results += [shards, *_webdataset(folder, course)]
+    ours, bottleneck, promises = _release(nsd, job)
+    results = [ours, *(_by_hand(nsd, job, workers) for workers in (0, args.workers))]
+    shards, each_once = _shards(folder, job)
+    results += [shards, *_webdataset(folder, job)]
     promises.append(each_once)
     drawn = draw(results, limit_bytes, args.out)
     if args.json:
@@ -220,8 +219,8 @@ class DemoJob:
         release_freed_memory()
         return MemoryWatch(SAMPLE_EVERY_S).start()
 
-    def take(self, source: str, name: str, loader: Iterable[Any], samples: int, watch: MemoryWatch) -> Result:
-        """Train twice: first with the memory sampled, then timed."""
+    def train_twice(self, source: str, name: str, loader: Iterable[Any], samples: int, watch: MemoryWatch) -> Result:
+        """Train with a loader: first while memory is sampled, then timed."""
         pictures: list[int] = []
 
         def step(batch: Any) -> int:
@@ -238,17 +237,17 @@ class DemoJob:
         return Result(source, name, timed.samples_per_s, watch.peak_bytes, pictures[: warm.samples])
 
 
-def _release(nsd: NSD, course: DemoJob) -> tuple[Result, str, list[Promise]]:
-    watch = course.watch()
+def _release(nsd: NSD, job: DemoJob) -> tuple[Result, str, list[Promise]]:
+    watch = job.watch()
     ds = nsd.dataset(roi="nsdgeneral")
 
     def make() -> ps.Loader:
-        return ds.loader(course.batch_size, shuffle=True, seed=0, memory=course.limit_bytes, columns=COLUMNS)
+        return ds.loader(job.batch_size, shuffle=True, seed=0, memory=job.limit_bytes, columns=COLUMNS)
 
     with make() as loader:
-        course.say(f"What penstock will hold, decided before it reads:\n{loader.plan}\n")
-        course.say(f"Training with each loader in turn, for up to {course.seconds:g} s twice:")
-        result = course.take(RELEASE, "penstock", loader, len(nsd.trials), watch)
+        job.say(f"What penstock will hold, decided before it reads:\n{loader.plan}\n")
+        job.say(f"Training with each loader in turn, for up to {job.seconds:g} s twice:")
+        result = job.train_twice(RELEASE, "penstock", loader, len(nsd.trials), watch)
         bottleneck = loader.stats().bottleneck
         expected = ds.trials["stim_id"].tolist()
         once = f"each of {len(expected):,} trials came exactly once in an epoch of the release"
@@ -275,36 +274,36 @@ def _resumes(loader: ps.Loader, make: Callable[[], ps.Loader]) -> Promise:
     )
 
 
-def _by_hand(nsd: NSD, course: DemoJob, workers: int) -> Result:
+def _by_hand(nsd: NSD, job: DemoJob, workers: int) -> Result:
     voxels = nsd.voxels("nsdgeneral")
     assert voxels is not None
-    watch = course.watch()
+    watch = job.watch()
     trials = list(nsd.trials[["session", "trial_in_session", "stim_id"]].itertuples(index=False, name=None))
     paths = {session: nsd.layout.session(session, ".hdf5") for session in nsd.sessions}
     dataset = TrialsByHand(paths, nsd.layout.stimuli, trials, voxels.mask.T)
-    loader = dataloader(dataset, course.batch_size, workers)
-    result = course.take(RELEASE, f"NSDDataset, {counted(workers)}", loader, len(trials), watch)
+    loader = dataloader(dataset, job.batch_size, workers)
+    result = job.train_twice(RELEASE, f"NSDDataset, {format_count(workers, 'worker')}", loader, len(trials), watch)
     dataset.close()
     return result
 
 
-def _shards(folder: str, course: DemoJob) -> tuple[Result, Promise]:
-    watch = course.watch()
+def _shards(folder: str, job: DemoJob) -> tuple[Result, Promise]:
+    watch = job.watch()
     train, val, pictures, _ = get_dataloaders(
-        course.batch_size, root=folder, backend="tar", to_tuple=SHARD_COLUMNS, memory=course.limit_bytes
+        job.batch_size, root=folder, backend="tar", to_tuple=SHARD_COLUMNS, memory=job.limit_bytes
     )
-    result = course.take(SHARDS, "penstock", train, pictures, watch)
+    result = job.train_twice(SHARDS, "penstock", train, pictures, watch)
     val.close()
     train.close()
     once = len(result.pictures) == len(set(result.pictures)) == pictures
     return result, Promise(once, f"each of {pictures:,} pictures came exactly once in an epoch of the shards")
 
 
-def _webdataset(folder: str, course: DemoJob) -> Iterator[Result]:
+def _webdataset(folder: str, job: DemoJob) -> Iterator[Result]:
     found = Shards.find(folder, 1)
     if importlib.util.find_spec("webdataset") is None or found is None:
         return
-    batches = max(1, len(found.train) * PER_SHARD // course.batch_size)
-    watch = course.watch()
-    loader = mindeye_pipeline(found.train, SHARD_COLUMNS, course.batch_size, batches)
-    yield course.take(SHARDS, "WebDataset, 1 worker", loader, batches * course.batch_size, watch)
+    batches = max(1, len(found.train) * PER_SHARD // job.batch_size)
+    watch = job.watch()
+    loader = mindeye_pipeline(found.train, SHARD_COLUMNS, job.batch_size, batches)
+    yield job.train_twice(SHARDS, "WebDataset, 1 worker", loader, batches * job.batch_size, watch)

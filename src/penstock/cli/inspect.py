@@ -4,7 +4,7 @@ import argparse
 import json
 
 import penstock
-from penstock.cli.arguments import count
+from penstock.cli.arguments import add_path, count, source_of
 from penstock.cli.verify import print_total, print_unreadable, read_all
 from penstock.dataset.dataset import OnError
 from penstock.formats.open import open_quietly
@@ -22,11 +22,11 @@ EXAMPLES = """examples:
   penstock inspect "data/*.h5" --json
       the same as JSON, with sizes in bytes
 
-exit codes: 0 success; 1 something was left out or cannot be read; 2 invalid request (no such file, say)"""
+exit codes: 0 success; 1 something was left out or cannot be read; 2 invalid request (a missing file, say)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "data/*.h5"')
+    add_path(parser)
     parser.add_argument("--fields", nargs="+", metavar="NAME", help="these fields only")
     parser.add_argument("--skip", action="store_true", help="continue if a file cannot be opened, and list such files")
     parser.add_argument("--deep", action="store_true", help="read every chunk or member, and list what cannot be read")
@@ -40,9 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found; 1 if something was left out."""
-    path = args.path[0] if len(args.path) == 1 else args.path
     on_error: OnError = "skip" if args.skip or args.deep else "raise"
-    ds = open_quietly(path, fields=args.fields, on_error=on_error, allow_fill=args.allow_fill)
+    ds = open_quietly(source_of(args), fields=args.fields, on_error=on_error, allow_fill=args.allow_fill)
     found = penstock.inspect(ds)
     if not args.json:
         print(found, flush=True)

@@ -104,15 +104,11 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _prepare(args: argparse.Namespace) -> int:
     bar: list[Progress] = []
-    done = 0
 
     def progress(bytes_: int, total: int) -> None:
-        nonlocal done
         if not bar:
             bar.append(Progress("prepare", -(-total // MiB), "MiB"))
-        megabytes = -(-bytes_ // MiB)
-        bar[0].add(megabytes - done)
-        done = megabytes
+        bar[0].advance_to(-(-bytes_ // MiB))
 
     roi = None if args.whole_brain else args.roi
     try:

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import penstock
-from penstock.cli.arguments import add_training_arguments, count, count_or_zero, open_dataset
+from penstock.cli.arguments import add_contender_arguments, add_training_arguments, count, open_dataset
 from penstock.errors import ConfigError
 from penstock.loader.rivals import Habits
 
@@ -35,12 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", metavar="SIZE", help="how much data is shuffled together, if rows come in blocks")
     parser.add_argument("--device", help="plan for batches copied to this device: cuda")
     parser.add_argument("--world", type=count, metavar="N", help="number of ranks that share an epoch")
-    parser.add_argument(
-        "--workers", type=count_or_zero, default=4, metavar="N", help="of the other loaders (%(default)s)"
-    )
-    parser.add_argument(
-        "--shuffle-buffer", type=count, default=1000, metavar="K", help="samples in WebDataset's buffer (%(default)s)"
-    )
+    add_contender_arguments(parser, workers=4)
     parser.add_argument(
         "--no-measure", action="store_true", help="skip the one-second trial that measures reading speed"
     )

@@ -10,7 +10,7 @@ from typing import Any
 import penstock
 from penstock.base.progress import Progress
 from penstock.base.sizes import format_size
-from penstock.cli.arguments import count
+from penstock.cli.arguments import add_path, count, source_of
 from penstock.files.files import Files
 from penstock.files.manifest import NAME
 from penstock.formats.paths import paths_of
@@ -30,11 +30,11 @@ EXAMPLES = f"""examples:
 
 A loader compares as it reads: penstock.open(…, manifest="{NAME}")
 
-exit codes: 0 success; 1 something has changed, is damaged or cannot be read; 2 invalid request (no such file, say)"""
+exit codes: 0 success; 1 something has changed, is damaged or cannot be read; 2 invalid request (a missing file, say)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", nargs="+", help='files, or a pattern in quotes: "data/*.h5"')
+    add_path(parser)
     parser.add_argument(
         "--write", nargs="?", const="", metavar="FILE", help=f"write a manifest: {NAME} beside the files, or FILE"
     )
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write a manifest, compare with one, or read everything; 1 if something is wrong."""
-    source = args.path[0] if len(args.path) == 1 else args.path
+    source = source_of(args)
     if args.write is not None:
         return _write(source, args.write or None, as_json=args.json)
     manifest = args.manifest or default_manifest(paths_of(source, Files()))

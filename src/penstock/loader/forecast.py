@@ -12,7 +12,7 @@ from typing import Any
 from penstock.base import checks, html
 from penstock.base.dtypes import numpy_dtype
 from penstock.base.machine import cores, free_bytes
-from penstock.base.sizes import format_size
+from penstock.base.sizes import format_count, format_size
 from penstock.base.spec import Fields, FieldSpec, ReadPath, row_bytes
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.explain import GOOD_QUALITY, epoch_bytes
@@ -156,7 +156,7 @@ class Forecast:
         each = f"{plan.slots} slots of {format_size(plan.batch_bytes)}"
         window = f", of which a window fills {plan.window_batches}" if plan.window_rows else ""
         why["batches"] = each + window + (", pinned" if self.pinned else "")
-        why["reading"] = f"scratch of {plan.threads} thread{'' if plan.threads == 1 else 's'}"
+        why["reading"] = f"scratch of {format_count(plan.threads, 'thread')}"
         why["processes"] = f"{plan.processes} reader processes, and one copy of the tables for all"
         why["spare"] = f"scratch of up to {plan.spare_threads} more, if files are slow"
         why["schedule"] = "row numbers, records of batches"

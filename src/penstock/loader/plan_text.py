@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.base import html
-from penstock.base.sizes import format_size
+from penstock.base.sizes import format_count, format_size
 
 if TYPE_CHECKING:
     from penstock.loader.plan import Plan
@@ -56,10 +56,10 @@ def describe(plan: Any) -> tuple[list[HolderRow], Sequence[str]]:
     several: Mapping[str, Plan] = getattr(plan, "plans", {})
     why = {
         **{batches_of(name): _describe_batches(one) for name, one in (several or {ALONE: plan}).items()},
-        READING: f"{count(plan.threads, 'thread')} for all" if several else _describe_reading(plan),
+        READING: f"{format_count(plan.threads, 'thread')} for all" if several else _describe_reading(plan),
         SCHEDULE: "row numbers, records of batches",
-        PROCESSES: f"{count(plan.processes, 'process')} that read, and one copy of the tables for all",
-        SPARE: f"for up to {count(plan.spare_threads, 'more thread')} if files are slow",
+        PROCESSES: f"{format_count(plan.processes, 'process')} that read, and one copy of the tables for all",
+        SPARE: f"for up to {format_count(plan.spare_threads, 'more thread')} if files are slow",
     }
     rows = [(holder, bytes_, why.get(holder, "")) for holder, bytes_ in plan.holders.items()]
     totals = [("planned", plan.planned_bytes, ""), ("budget", plan.limit_bytes, plan.limit_note)]
@@ -67,7 +67,7 @@ def describe(plan: Any) -> tuple[list[HolderRow], Sequence[str]]:
 
 
 def _describe_reading(plan: "Plan") -> str:
-    threads, rows = count(plan.threads, "thread"), count(plan.rows_per_read, "row")
+    threads, rows = format_count(plan.threads, "thread"), format_count(plan.rows_per_read, "row")
     if plan.window_rows:
         return f"{threads}, blocks of {rows} read once, mixed in windows of {plan.window_rows:,}"
     return f"{threads}, {rows if plan.batches_per_read == 1 else f'{plan.batches_per_read} batches'} per read"
@@ -75,7 +75,7 @@ def _describe_reading(plan: "Plan") -> str:
 
 def _describe_batches(plan: "Plan") -> str:
     tight = ", of which only filled rows take memory" if plan.is_tight else ""
-    return f"{plan.slots} of {count(plan.batch_rows, 'row')}, {format_size(plan.batch_bytes)} each{tight}"
+    return f"{plan.slots} of {format_count(plan.batch_rows, 'row')}, {format_size(plan.batch_bytes)} each{tight}"
 
 
 def refusal(requests: "Mapping[str, Request]", smallest: Mapping[str, int], limit_bytes: int) -> tuple[str, str]:
@@ -106,7 +106,7 @@ def _describe_batch(name: str, request: "Request") -> str:
     field, spec = max(request.fields.items(), key=lambda item: item[1].row_bytes)
     batch_bytes = request.batch_rows * sum(each.row_bytes for each in request.fields.values())
     return (
-        f"A batch{of} with {count(request.batch_rows, 'row')} takes {format_size(batch_bytes)}, of which "
+        f"A batch{of} with {format_count(request.batch_rows, 'row')} takes {format_size(batch_bytes)}, of which "
         f"{format_size(request.batch_rows * spec.row_bytes)} is {field!r} ({spec}); reading one row borrows "
         f"{format_size(request.scratch_bytes(1))}. "
     )
@@ -125,8 +125,3 @@ def _describe_window(request: "Request") -> str:
         f"Rows come in blocks of {request.block_rows:,} that are read whole, so {request.window_rows:,} rows are in "
         f"memory together. {'; '.join(ways)}. "
     )
-
-
-def count(number: int, noun: str) -> str:
-    """``1 row``, ``2 rows``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.base import checks
-from penstock.base.sizes import MiB
+from penstock.base.sizes import MiB, format_count
 from penstock.errors import ConfigError
 
 # Batches per worker: one that waits, one being made, and half of the stack.
@@ -73,7 +73,7 @@ def rivals(job: LoadingJob, habits: Habits) -> list[Rival]:
 
 
 def _dataloader(job: LoadingJob, workers: int) -> Rival:
-    name = f"torch DataLoader, {counted(workers)}"
+    name = f"torch DataLoader, {format_count(workers, 'worker')}"
     if not workers:
         return Rival(name, TORCH_BATCHES_ALONE * job.batch_bytes, "samples, their stack, and the batch before")
     batches = TORCH_BATCHES_PER_WORKER * workers + 1
@@ -86,12 +86,7 @@ def _webdataset(job: LoadingJob, habits: Habits) -> Rival:
     held = min(habits.shuffle_buffer, -(-job.rows // processes))
     buffers = int(processes * held * job.stored_bytes)
     batches = (WEBDATASET_BATCHES_PER_WORKER if habits.workers else TORCH_BATCHES_ALONE - 1) * processes + 1
-    name = f"WebDataset, {counted(habits.workers)}, shuffle({habits.shuffle_buffer})"
+    name = f"WebDataset, {format_count(habits.workers, 'worker')}, shuffle({habits.shuffle_buffer})"
     text = f"{processes * held:,} samples in shuffle buffers, and about {batches} batches"
     own = habits.workers * WORKER_BYTES
     return Rival(name, buffers + batches * job.batch_bytes + own, text)
-
-
-def counted(workers: int) -> str:
-    """``1 worker``, ``2 workers``."""
-    return f"{workers} worker{'' if workers == 1 else 's'}"

@@ -8,7 +8,7 @@ from typing import overload
 
 from penstock.base import html
 from penstock.base.machine import anonymous_and_shared_bytes
-from penstock.base.sizes import MiB, format_size
+from penstock.base.sizes import MiB, format_count, format_size
 
 # How often memory is measured, which takes some 20 microseconds.
 MEMORY_EVERY_S = 0.02
@@ -225,7 +225,7 @@ class Stats:
                 f"nothing to gain here"
             )
         busy = min(1.0, self.readers_busy / max(1e-9, self.seconds * self.threads))
-        threads = f"{self.threads} reading thread{'' if self.threads == 1 else 's'}"
+        threads = format_count(self.threads, "reading thread")
         waits = f"the training step waits {waiting:.0%} of the time for data"
         if self.threads < self.threads_wanted:
             return (
