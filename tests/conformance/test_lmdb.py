@@ -17,7 +17,7 @@ import lmdb
 import penstock as ps
 from penstock.files.files import Files
 from penstock.files.handles import identify
-from penstock.formats.lmdb import pages as lmdbwalk
+from penstock.formats.lmdb import pages as lmdb_pages
 from penstock.testing import check_store
 
 SAMPLES = 12
@@ -242,7 +242,7 @@ def test_no_descriptor_stays_open(tmp_path: Path, open_in: Callable[[Path], int]
 def test_the_list_of_keys_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.lmdb", ((b"%08d" % n, npy(np.array([n]))) for n in range(100)))
     first = ps.open(path, index_dir=tmp_path / "index")
-    monkeypatch.setattr(lmdbwalk, "walk", lambda *_: pytest.fail("walked again"))
+    monkeypatch.setattr(lmdb_pages, "walk", lambda *_: pytest.fail("walked again"))
     second = ps.open(path, index_dir=tmp_path / "index")
     assert second[:]["data"].tolist() == first[:]["data"].tolist()
     assert sum(second.store.shared_index.values()) == 0
@@ -274,7 +274,7 @@ def test_the_walk_finds_what_the_library_finds(tmp_path_factory: pytest.TempPath
                     transaction.put(key, bytes([number % 256]) * size)
     whole = path.read_bytes()
     with Files().lend(identify(str(path))) as handle:
-        table = lmdbwalk.walk(handle)[""]
+        table = lmdb_pages.walk(handle)[""]
     places = zip(table.names.raws(), table.offsets.tolist(), table.lengths.tolist(), strict=True)
     assert [(key, whole[begin : begin + size]) for key, begin, size in places] == list(read(path).items())
 
@@ -285,6 +285,6 @@ def test_deep_trees(tmp_path: Path) -> None:
     path = write(tmp_path / "a.lmdb", items)
     whole = path.read_bytes()
     with Files().lend(identify(str(path))) as handle:
-        table = lmdbwalk.walk(handle)[""]
+        table = lmdb_pages.walk(handle)[""]
     found = {key: whole[o : o + n] for key, o, n in zip(table.names.raws(), table.offsets, table.lengths, strict=True)}
     assert list(found.items()) == sorted(items)

@@ -28,7 +28,7 @@ from penstock.errors import (
 )
 from penstock.files.files import Files
 from penstock.files.handles import identify
-from penstock.formats.lmdb import pages as lmdbwalk
+from penstock.formats.lmdb import pages as lmdb_pages
 
 SAMPLES = 20
 PAGE = 4096
@@ -139,7 +139,7 @@ def test_no_damage_gives_anything_but_our_errors(small: Path, at: int, bits: int
     copy.write_bytes(whole)
     try:
         with Files().lend(identify(str(copy))) as handle:
-            found = lmdbwalk.walk(handle)
+            found = lmdb_pages.walk(handle)
         assert all((table.offsets + table.lengths <= len(whole)).all() for table in found.values())
         opened(copy)[:]
     except PenstockError:
@@ -165,7 +165,7 @@ def test_several_values_under_a_key(tmp_path: Path) -> None:
         opened(write(tmp_path / "a.lmdb", items, dupsort=True))
 
 
-@pytest.mark.parametrize(("at", "bytes_"), [(20, b"\x02\0\0\0"), (16, lmdbwalk.MAGIC[::-1])])
+@pytest.mark.parametrize(("at", "bytes_"), [(20, b"\x02\0\0\0"), (16, lmdb_pages.MAGIC[::-1])])
 def test_other_versions_are_named(tmp_path: Path, at: int, bytes_: bytes) -> None:
     path = usual(tmp_path / "a.lmdb")
     changed(path, at, bytes_)

@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock.errors import ConfigError, Unsafe
 from penstock.files import locks, manifest
-from penstock.files import saved as savedcolumns
+from penstock.files import saved as saved_tables
 from penstock.files.cache import FileCache
 from penstock.files.handles import identify
 
@@ -84,14 +84,14 @@ def test_of_another_user(folder):
 @pytest.mark.case(22)
 def test_a_table_that_others_could_have_written_is_not_read(folder, tmp_path):
     file = identify(_data(tmp_path))
-    saved = savedcolumns.save(str(folder), file, "table", {}, {"a": np.arange(3)})
-    assert savedcolumns.load(str(folder), file, "table") is not None
+    saved = saved_tables.save(str(folder), file, "table", {}, {"a": np.arange(3)})
+    assert saved_tables.load(str(folder), file, "table") is not None
     os.chmod(saved.path, 0o660)
-    assert savedcolumns.load(str(folder), file, "table") is None
+    assert saved_tables.load(str(folder), file, "table") is None
     os.chmod(saved.path, 0o600)
     folder.chmod(0o770)
-    assert savedcolumns.load(str(folder), file, "table") is None
-    assert savedcolumns.save(str(folder), file, "other", {}, {"a": np.arange(3)}) is None
+    assert saved_tables.load(str(folder), file, "table") is None
+    assert saved_tables.save(str(folder), file, "other", {}, {"a": np.arange(3)}) is None
 
 
 @pytest.mark.case(22)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import Corrupt
-from penstock.files import saved as savedcolumns
+from penstock.files import saved as saved_tables
 from penstock.files.handles import identify
 from penstock.read import saved_chunks
 from penstock.read.extents import KnownTable
@@ -38,9 +38,9 @@ def the_file_in(folder):
 
 def test_the_same_again(file, folder):
     for saved in (
-        savedcolumns.save(folder, file, "x", {"a": 1}, COLUMNS),
-        savedcolumns.load(folder, file, "x"),
-        pickle.loads(pickle.dumps(savedcolumns.load(folder, file, "x"))),
+        saved_tables.save(folder, file, "x", {"a": 1}, COLUMNS),
+        saved_tables.load(folder, file, "x"),
+        pickle.loads(pickle.dumps(saved_tables.load(folder, file, "x"))),
     ):
         assert (saved.header, saved.names) == ({"a": 1}, list(COLUMNS))
         for name, column in saved.columns().items():
@@ -51,32 +51,32 @@ def test_the_same_again(file, folder):
 
 
 def test_names_and_files_are_kept_apart(file, folder, tmp_path):
-    savedcolumns.save(folder, file, "x", {}, COLUMNS)
-    assert savedcolumns.load(folder, file, "y") is None
+    saved_tables.save(folder, file, "x", {}, COLUMNS)
+    assert saved_tables.load(folder, file, "y") is None
     os.rename(file.path, tmp_path / "other.bin")
-    assert savedcolumns.load(folder, identify(str(tmp_path / "other.bin")), "x") is None
-    assert savedcolumns.load(folder, file, "x") is None, "the file is gone"
+    assert saved_tables.load(folder, identify(str(tmp_path / "other.bin")), "x") is None
+    assert saved_tables.load(folder, file, "x") is None, "the file is gone"
 
 
 def test_a_header_beyond_its_room_is_not_saved(file, folder):
-    assert savedcolumns.save(folder, file, "x", {"a": "b" * 70_000}, COLUMNS) is None
-    assert savedcolumns.load(folder, file, "x") is None
+    assert saved_tables.save(folder, file, "x", {"a": "b" * 70_000}, COLUMNS) is None
+    assert saved_tables.load(folder, file, "x") is None
 
 
 def test_only_its_owner_may_read_it(file, folder):
-    savedcolumns.save(folder, file, "x", {}, COLUMNS)
+    saved_tables.save(folder, file, "x", {}, COLUMNS)
     if os.name == "posix":
         assert os.stat(folder).st_mode & 0o777 == 0o700
         assert os.stat(the_file_in(folder)).st_mode & 0o777 == 0o600
 
 
 def test_damage_found_when_columns_are_asked_for(file, folder):
-    saved = savedcolumns.save(folder, file, "x", {}, COLUMNS)
+    saved = saved_tables.save(folder, file, "x", {}, COLUMNS)
     place = the_file_in(folder)
     with open(place, "r+b") as data:
-        data.seek(savedcolumns.COLUMNS_AT)
+        data.seek(saved_tables.COLUMNS_AT)
         data.write(b"O")
-    assert savedcolumns.load(folder, file, "x") is not None, "columns are not read before they are asked for"
+    assert saved_tables.load(folder, file, "x") is not None, "columns are not read before they are asked for"
     with pytest.raises(Corrupt, match=r"saved table is damaged \(checksum of bytes\) and was removed"):
         saved.columns()
     assert not os.path.exists(place)
@@ -102,5 +102,5 @@ def test_small_chunk_tables_are_not_saved(file, folder):
 
 
 def test_columns_of_something_else_are_no_chunk_table(file, folder):
-    savedcolumns.save(folder, file, "betas", {"shape": [4, 3]}, COLUMNS)
+    saved_tables.save(folder, file, "betas", {"shape": [4, 3]}, COLUMNS)
     assert saved_chunks.load(folder, file, "betas") is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.base.text_column import TextColumn
-from penstock.formats.lmdb import keys as lmdbkeys
+from penstock.formats.lmdb import keys as lmdb_keys
 from penstock.formats.tar.samples import SampleTable
 from penstock.formats.tar.walk import MemberTable
 from penstock.read import kinds
@@ -19,7 +19,7 @@ def table(keys: list[str]) -> MemberTable:
 
 
 def grouped(keys: list[str]) -> SampleTable:
-    return lmdbkeys.group(table(keys), kinds.is_known)
+    return lmdb_keys.group(table(keys), kinds.is_known)
 
 
 CASES: dict[str, tuple[list[str], tuple[str, ...], list[str]]] = {
@@ -81,15 +81,15 @@ def test_a_few_values_may_lack() -> None:
     ],
 )
 def test_names_of_fields(patterns: list[str], names: list[str]) -> None:
-    assert lmdbkeys.field_names(patterns) == names
+    assert lmdb_keys.field_names(patterns) == names
 
 
 def test_databases_side_by_side() -> None:
     keys = [str(n) for n in range(11)]
-    found = lmdbkeys.side_by_side([("x", table(keys)), ("y", table(keys))])
+    found = lmdb_keys.side_by_side([("x", table(keys)), ("y", table(keys))])
     assert found is not None
     assert (found.fields, list(found.keys)) == (("x:*", "y:*"), keys)
     order = [sorted(keys).index(key) for key in keys]
     assert found.offsets.tolist() == [[n, n] for n in order]
-    assert lmdbkeys.side_by_side([("x", table(keys)), ("y", table(keys[1:]))]) is None
-    assert lmdbkeys.side_by_side([("x", table(["a", "bc"])), ("y", table(["ab", "c"]))]) is None
+    assert lmdb_keys.side_by_side([("x", table(keys)), ("y", table(keys[1:]))]) is None
+    assert lmdb_keys.side_by_side([("x", table(["a", "bc"])), ("y", table(["ab", "c"]))]) is None

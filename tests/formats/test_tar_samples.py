@@ -24,8 +24,8 @@ from penstock.base.text_column import TextColumn
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, PenstockError, Truncated
 from penstock.files.files import Files
 from penstock.files.handles import identify
-from penstock.formats.tar import header as tarheader
-from penstock.formats.tar import samples as tarindex
+from penstock.formats.tar import header as tar_header
+from penstock.formats.tar import samples as tar_samples
 from penstock.formats.tar import walk as tarwalk
 from penstock.formats.tar.samples import SampleTable, group, load, save, split_name, walk
 
@@ -388,7 +388,7 @@ def test_no_such_file(tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_checksums_are_sums(seed):
     block = bytearray(header(name=random.Random(seed).randbytes(100), prefix=random.Random(seed).randbytes(155)))
-    stored, unsigned, _ = tarheader.checksums(memoryview(block))
+    stored, unsigned, _ = tar_header.checksums(memoryview(block))
     assert int(stored[:6], 8) == unsigned
 
 
@@ -523,7 +523,7 @@ def test_hidden_files_belong_to_no_sample(tmp_path):
 
 
 def test_names_that_make_a_field_each_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tarindex, "ALWAYS_FITS", 100)
+    monkeypatch.setattr(tar_samples, "ALWAYS_FITS", 100)
     with pytest.raises(LimitExceeded, match=r"20 different fields \(0.jpg, 1.jpg, 2.jpg, …\) in 20 samples"):
         grouped(tmp_path, [f"scan{number}.{number}.jpg" for number in range(20)])
     assert grouped(tmp_path, [f"scan.{number}.jpg" for number in range(200)]).offsets.shape == (1, 200)
@@ -763,7 +763,7 @@ def test_grouping_many_at_a_time_is_splitting_one_by_one(names, at_once):
         last = key
     torn = len({key for key, _ in expected}) < len(expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tarindex, "_AT_ONCE", at_once)
+        patch.setattr(tar_samples, "_AT_ONCE", at_once)
         if twice or torn:
             with pytest.raises(Corrupt, match="twice" if twice else "not contiguous"):
                 group(members)

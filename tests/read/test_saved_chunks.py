@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import Corrupt, Missing
-from penstock.files import saved as savedcolumns
+from penstock.files import saved as saved_tables
 from penstock.files.handles import identify
 from penstock.formats import hdf5
 from penstock.formats.hdf5 import layout
@@ -113,8 +113,8 @@ def test_the_second_opening_walks_through_nothing(small, folder, walks):
 def test_a_saved_table_is_mapped_by_the_first_read(small, folder, monkeypatch):
     """Neither opening nor planning looks at tables: a dataset may have many files, and one batch needs few of them."""
     ps.open(small, index_dir=folder)
-    mapped, original = [], savedcolumns.SavedTable.columns
-    monkeypatch.setattr(savedcolumns.SavedTable, "columns", lambda self: (mapped.append(self.path), original(self))[1])
+    mapped, original = [], saved_tables.SavedTable.columns
+    monkeypatch.setattr(saved_tables.SavedTable, "columns", lambda self: (mapped.append(self.path), original(self))[1])
     part = ps.open(small, index_dir=folder).select_within(NAME, slice(1, 3))
     with ps.Loader(part, batch_size=2, shuffle=True, memory="64MiB") as loader:
         assert not mapped
@@ -342,7 +342,7 @@ def test_a_rewritten_file_is_walked_through_anew(small, folder, walks, change):
 
 
 def header_of(path):
-    raw = path.read_bytes()[: savedcolumns.COLUMNS_AT]
+    raw = path.read_bytes()[: saved_tables.COLUMNS_AT]
     return json.loads(raw[raw.index(b"{") :].split(b"\n")[0])
 
 
@@ -350,8 +350,8 @@ def with_header(path, text):
     """Put another text in the place of a saved table's header; what comes before and after stays."""
     raw = path.read_bytes()
     head = raw[: raw.index(b"{")] + text + b"\n"
-    assert len(head) <= savedcolumns.COLUMNS_AT
-    path.write_bytes(head.ljust(savedcolumns.COLUMNS_AT, b" ") + raw[savedcolumns.COLUMNS_AT :])
+    assert len(head) <= saved_tables.COLUMNS_AT
+    path.write_bytes(head.ljust(saved_tables.COLUMNS_AT, b" ") + raw[saved_tables.COLUMNS_AT :])
 
 
 def with_fact(name, value):
@@ -386,15 +386,15 @@ def header_changed(text):
 HEADER_DAMAGE = {
     "empty": bytes_changed(lambda raw: b""),
     "a few bytes": bytes_changed(lambda raw: raw[:10]),
-    "the magic alone": bytes_changed(lambda raw: raw[: len(savedcolumns.MAGIC)]),
-    "the header cut": bytes_changed(lambda raw: raw[: len(savedcolumns.MAGIC) + 40]),
-    "no columns": bytes_changed(lambda raw: raw[: savedcolumns.COLUMNS_AT]),
+    "the magic alone": bytes_changed(lambda raw: raw[: len(saved_tables.MAGIC)]),
+    "the header cut": bytes_changed(lambda raw: raw[: len(saved_tables.MAGIC) + 40]),
+    "no columns": bytes_changed(lambda raw: raw[: saved_tables.COLUMNS_AT]),
     "columns cut": bytes_changed(lambda raw: raw[:-1]),
     "columns longer": bytes_changed(lambda raw: raw + b"x"),
     "wrong magic": bytes_changed(lambda raw: b"P" + raw[1:]),
     "a later version": bytes_changed(lambda raw: raw.replace(b"columns 1", b"columns 2", 1)),
     "zeros": bytes_changed(lambda raw: bytes(len(raw))),
-    "noise": bytes_changed(lambda raw: savedcolumns.MAGIC + np.random.default_rng(0).bytes(len(raw))),
+    "noise": bytes_changed(lambda raw: saved_tables.MAGIC + np.random.default_rng(0).bytes(len(raw))),
     "not JSON": header_changed(b"key = 1"),
     "no line": header_changed(b""),
     "half a header": header_changed(b'{"key": "ab'),
@@ -437,7 +437,7 @@ def test_a_damaged_header_is_as_if_it_were_not_there(small, folder, walks, damag
     assert saved(folder) == [name]
 
 
-@pytest.mark.parametrize("at", [savedcolumns.COLUMNS_AT, savedcolumns.COLUMNS_AT + 100, -1])
+@pytest.mark.parametrize("at", [saved_tables.COLUMNS_AT, saved_tables.COLUMNS_AT + 100, -1])
 def test_damaged_columns_are_refused_once(small, folder, walks, at):
     assert_opens(small, folder)
     (name,) = saved(folder)

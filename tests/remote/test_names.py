@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.base.urls import bare, base_name, lasting, shown
-from penstock.files import saved as savedcolumns
+from penstock.files import saved as saved_tables
 from penstock.files.files import remote_files
 from penstock.remote.ranges import RemoteOptions
 
@@ -72,10 +72,10 @@ def test_a_weak_etag_does_not_make_one_file_of_two(server, tmp_path):
         206, {"ETag": 'W/"x"', "Content-Range": f"bytes 0-{len(data) - 1}/{len(data)}"}, data
     )
     one, two = (some.identify(some.remote.admit(f"{url}?{SIGNED['azure'].format(each)}")) for each in ("one", "two"))
-    saved = savedcolumns.save(str(tmp_path), one, "table", {}, {"a": np.arange(3)})
+    saved = saved_tables.save(str(tmp_path), one, "table", {}, {"a": np.arange(3)})
     assert saved is not None
-    assert savedcolumns.load(str(tmp_path), one, "table") is not None
-    assert savedcolumns.load(str(tmp_path), two, "table") is None
+    assert saved_tables.load(str(tmp_path), one, "table") is not None
+    assert saved_tables.load(str(tmp_path), two, "table") is None
 
 
 @pytest.mark.parametrize("kind", SIGNED)
@@ -83,8 +83,8 @@ def test_a_table_is_found_under_another_signature(server, tmp_path, kind):
     some, url = remote_files(None, None, OPTIONS), server.put("a.npy", npy(7))
     one, two = (some.identify(some.remote.admit(f"{url}?{SIGNED[kind].format(each)}")) for each in ("one", "two"))
     assert one != two
-    savedcolumns.save(str(tmp_path), one, "table", {}, {"a": np.arange(3)})
-    assert savedcolumns.load(str(tmp_path), two, "table") is not None
+    saved_tables.save(str(tmp_path), one, "table", {}, {"a": np.arange(3)})
+    assert saved_tables.load(str(tmp_path), two, "table") is not None
 
 
 def test_manifests_tell_them_apart_and_outlast_tokens(server, tmp_path):

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.base import counters
-from penstock.base import stop as stopping
+from penstock.base import counters, stop
 from penstock.errors import Unavailable
 
 Given = TypeVar("Given")
@@ -31,7 +30,7 @@ NO_LIMIT = 2**31
 
 def call(function: Callable[[Given], Made], given: Given) -> Made:
     """Call the caller's function, unless this thread was asked to stop."""
-    if stopping.asked():
+    if stop.asked():
         raise Unavailable("was interrupted: the loader was closed")
     began = time.perf_counter()
     try:

@@ -1,7 +1,7 @@
 """Stores made of stores: chosen rows, files one after another, fields side by side or under other names.
 
-They read nothing themselves. Each says which rows of which store a read wants (``route``); the stores that read bytes
-are then called directly, with the caller's own memory, so that composition copies nothing.
+They read nothing themselves. ``route`` gives the rows of which stores a read needs; the stores that read bytes are then
+called directly, with the caller's own memory, so that composition copies nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class Combination(StoreBase):
 
 
 def _calls(store: StoreBase, rows: np.ndarray, at: np.ndarray, out: Out) -> Iterator[ReadCall]:
-    """The reads of stores that are not combinations, of which a read consists."""
+    """A read as reads of stores that are not combinations."""
     if not isinstance(store, Combination):
         yield store, rows, at, out
         return
@@ -79,7 +79,7 @@ class Columns(Combination, Wrapper):
         return self.store.scratch_bytes(rows) if self.names else 0
 
     def route(self, rows: np.ndarray, at: np.ndarray, out: Out) -> Iterator[ReadCall]:
-        if out:  # there are no fields if only the names of samples are wanted
+        if out:  # empty if only the names of samples are wanted
             yield self.store, rows, at, {self.names[name]: target for name, target in out.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a dataset consists of and how it will be read, from the files' metadata alone."""
+"""What a dataset contains and how it will be read, from the files' metadata alone."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

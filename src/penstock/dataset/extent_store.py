@@ -166,17 +166,17 @@ class ExtentStore(StoreBase):
     def close(self) -> None:
         self._files.close()
 
-    def casting(self, casts: Mapping[str, Cast]) -> "ExtentStore | None":
+    def with_casts(self, casts: Mapping[str, Cast]) -> "ExtentStore | None":
         if casts.keys() & self._casts.keys():  # two conversions round twice, one would round once
             return None
         return ExtentStore(self._arrays, self._files, {**self._casts, **casts}, self._parts, self._axes)
 
-    def permuting(self, axes: Mapping[str, tuple[int, ...]]) -> "ExtentStore | None":
+    def with_axes(self, axes: Mapping[str, tuple[int, ...]]) -> "ExtentStore | None":
         if not all(isinstance(self._arrays[name], Members) for name in axes) or axes.keys() & self._parts.keys():
             return None
         return ExtentStore(self._arrays, self._files, self._casts, self._parts, axes)
 
-    def choosing(self, names: Sequence[str]) -> "ExtentStore":
+    def with_fields(self, names: Sequence[str]) -> "ExtentStore":
         return ExtentStore(
             {name: self._arrays[name] for name in names},
             self._files,
@@ -196,7 +196,7 @@ class ExtentStore(StoreBase):
     def epoch_bytes(self) -> Mapping[str, int]:
         return {name: _epoch_bytes(reader) for name, reader in self._readers.items()}
 
-    def selecting(self, field: str, part: RowPart) -> "ExtentStore | None":
+    def with_part(self, field: str, part: RowPart) -> "ExtentStore | None":
         if isinstance(part, Box) and part.is_everything:
             return self
         if field in self._axes:

@@ -101,7 +101,7 @@ class Gathered(Wrapper):
         return super().index_bytes + self.rows.nbytes
 
     def _samples_together(self, samples: int) -> int:
-        """How many samples to average at a time; blocks are read once for all their rows."""
+        """How many samples to average at a time; all if rows come in blocks, so that each is read once."""
         if self.store.blocks is not None:
             return samples
         largest = max(spec.row_bytes for spec in self.store.fields.values())

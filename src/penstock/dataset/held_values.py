@@ -1,7 +1,7 @@
-"""Values of no fixed size in files that store them in types of their own, decoded once and held in memory.
+"""Values of no fixed size (texts, lists) from HDF5, Zarr and Parquet, decoded once and held in memory.
 
-HDF5, Zarr and Parquet pack texts and lists so that one cannot be read without its neighbours. They are captions and
-labels as a rule, and small beside the arrays they belong to.
+These formats pack such values so that one cannot be read without its neighbours. They are usually captions and labels,
+and small beside the arrays they belong to.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ class HeldValues(StoreBase):
     def scratch_bytes(self, rows: int) -> int:
         return 0
 
-    def choosing(self, names: Sequence[str]) -> "HeldValues":
+    def with_fields(self, names: Sequence[str]) -> "HeldValues":
         return HeldValues(self.file, {name: self.columns[name] for name in names})
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
@@ -80,5 +80,4 @@ class HeldValues(StoreBase):
 
 
 def _spec(decoder: ObjectDecoder, column: TextColumn) -> FieldSpec:
-    longest = int(np.diff(column.ends, prepend=0).max(initial=0))
-    return FieldSpec(np.dtype(object), (), decoder.name, decoder.most_bytes(longest))
+    return FieldSpec(np.dtype(object), (), decoder.name, decoder.most_bytes(column.longest))

@@ -43,7 +43,7 @@ class MemoryStore(StoreBase):
 
     @property
     def fingerprint(self) -> str:
-        return digest("memory", *((n, str(a.dtype), a.shape, _sum(a)) for n, a in self.arrays.items()))
+        return digest("memory", *((n, str(a.dtype), a.shape, sample_digest(a)) for n, a in self.arrays.items()))
 
     def scratch_bytes(self, rows: int) -> int:
         return max(aligned(rows * spec.row_bytes) for spec in self.fields.values())
@@ -71,8 +71,8 @@ class MemoryStore(StoreBase):
         return Origin("", f"{next(iter(self.arrays))}[{row}]")
 
 
-def _sum(array: np.ndarray) -> str:
-    """A hash of up to 4,096 numbers, evenly spread: a cheap way to distinguish most arrays."""
+def sample_digest(array: np.ndarray) -> str:
+    """A digest of up to 4,096 numbers, evenly spread: a cheap way to distinguish most arrays."""
     flat = array.reshape(-1)
     return digest(flat[:: max(1, len(flat) // 4096)].tobytes())
 

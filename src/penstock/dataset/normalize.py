@@ -71,7 +71,7 @@ class Normalized(SecondPass):
         again.__dict__.update(self.__dict__, store=children[0])
         return again
 
-    def permuting(self, axes: Mapping[str, tuple[int, ...]]) -> StoreBase | None:
+    def with_axes(self, axes: Mapping[str, tuple[int, ...]]) -> StoreBase | None:
         if set(axes) != {self.field} or self.axes is not None:
             return None
         again = object.__new__(Normalized)

@@ -33,7 +33,7 @@ def cast_fields(store: StoreBase, casts: Mapping[str, Cast]) -> StoreBase:
             fill = np.empty(1, casts[store.field].dtype)
             convert(store.fill.reshape(1), fill, casts[store.field])
         return Padded(cast_fields(store.store, casts), store.field, store.to, fill)
-    found = store.casting(casts)
+    found = store.with_casts(casts)
     return Recast(store, casts) if found is None else found
 
 
@@ -45,7 +45,7 @@ def permute_fields(store: StoreBase, casts: Mapping[str, Cast], axes: Mapping[st
         return store.rebuild(
             [permute_fields(child, _below(casts, names), _below(axes, names)) for child, names in store.branches()]
         )
-    found = store.permuting(axes)
+    found = store.with_axes(axes)
     if found is not None:
         return cast_fields(found, casts)
     own = {name: cast for name, cast in casts.items() if name in axes}
@@ -74,7 +74,7 @@ def select_part(store: StoreBase, field: str, part: RowPart) -> StoreBase:
         )
     if isinstance(store, Recast) or (isinstance(store, Padded) and store.field != field):
         return store.rebuild([select_part(store.store, field, part)])
-    found = store.selecting(field, part)
+    found = store.with_part(field, part)
     return Cropped(store, field, part) if found is None else found
 
 
@@ -98,7 +98,7 @@ def _leave_out_others(store: StoreBase, names: Sequence[str]) -> StoreBase:
     if isinstance(store, Padded):
         inner = _leave_out_others(store.store, names)
         return store.rebuild([inner]) if store.field in names else inner
-    found = store.choosing(names)
+    found = store.with_fields(names)
     return store if found is None else found
 
 
@@ -125,7 +125,7 @@ def _below(changes: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
     return {old: changes[new] for new, old in names.items() if new in changes}
 
 
-# Normalizing later, on the device: slots and the bus then carry rows as they are stored.
+# Normalizing deferred to the device: slots and the bus then carry rows as they are stored.
 
 Rows = Callable[[np.ndarray], np.ndarray]
 
@@ -146,21 +146,21 @@ Rescales = dict[str, Rescale]
 
 
 def defer_normalizing(store: StoreBase, fields: frozenset[str] | None = None) -> tuple[StoreBase, Rescales]:
-    """The same rows, of which some fields are not normalized yet, and what is then left to do for each of them.
+    """The same rows with normalizing deferred for some fields, and what is left to do for each of them.
 
-    ``fields`` limits which fields may be left for later.
+    ``fields`` limits which fields may be deferred.
     """
     fields = frozenset(store.fields) if fields is None else fields
     if isinstance(store, Normalized):
-        return _put_off_own(store, fields)
+        return _defer_own(store, fields)
     if isinstance(store, Combination):
-        return _put_off_branches(store, fields)
+        return _defer_branches(store, fields)
     if isinstance(store, Gathered) and store.only_stacks:
         below, steps = defer_normalizing(store.store, fields)
         steps = {name: _of_rows(step, store.rows.__getitem__) for name, step in steps.items()}
         return (store.rebuild([below]) if steps else store), steps
     if isinstance(store, Padded):
-        return _put_off_padded(store, fields)
+        return _defer_padded(store, fields)
     if isinstance(store, Cropped):
         below, steps = defer_normalizing(store.store, fields)
         if store.field in steps:
@@ -172,7 +172,7 @@ def defer_normalizing(store: StoreBase, fields: frozenset[str] | None = None) ->
     return store, {}
 
 
-def _put_off_own(store: Normalized, fields: frozenset[str]) -> tuple[StoreBase, Rescales]:
+def _defer_own(store: Normalized, fields: frozenset[str]) -> tuple[StoreBase, Rescales]:
     below, steps = defer_normalizing(store.store, fields - {store.field})
     stored = store.store.fields[store.field].dtype
     # Not where there would be more to copy than before, or tables that are small here and large on the device.
@@ -182,7 +182,7 @@ def _put_off_own(store: Normalized, fields: frozenset[str]) -> tuple[StoreBase, 
     return AsStored(below, store.table_bytes), {**steps, store.field: own}
 
 
-def _put_off_padded(store: Padded, fields: frozenset[str]) -> tuple[StoreBase, Rescales]:
+def _defer_padded(store: Padded, fields: frozenset[str]) -> tuple[StoreBase, Rescales]:
     """The fill comes after normalizing. A raw 0 becomes the fill where the mean is its negative and the factor 1."""
     fill = store.fill.astype(np.float32)
     exact = np.array_equal(fill.astype(store.fill.dtype), store.fill, equal_nan=True)
@@ -197,13 +197,13 @@ def _put_off_padded(store: Padded, fields: frozenset[str]) -> tuple[StoreBase, R
     return raw, {**steps, store.field: replace(step, mean=mean, factor=factor)}
 
 
-def _put_off_branches(store: Combination, fields: frozenset[str]) -> tuple[StoreBase, Rescales]:
+def _defer_branches(store: Combination, fields: frozenset[str]) -> tuple[StoreBase, Rescales]:
     branches = store.branches()
     found = [defer_normalizing(child, _names_below(fields, names)) for child, names in branches]
     later = frozenset(name for name in fields if _all_agree(name, branches, found))
     if not later:
         return store, {}
-    if later != fields:  # in some branches alone, a field must stay as it is
+    if later != fields:  # a field that some branches cannot defer is deferred by none
         found = [defer_normalizing(child, _names_below(later, names)) for child, names in branches]
     steps = {name: _of_branches(store, name, branches, found) for name in later}
     return store.rebuild([below for below, _ in found]), steps
@@ -214,7 +214,7 @@ def _names_below(fields: frozenset[str], names: Mapping[str, str]) -> frozenset[
 
 
 def _all_agree(name: str, branches: Sequence[Branch], found: Sequence[tuple[StoreBase, Rescales]]) -> bool:
-    """Whether every branch that has a field leaves it for later, with the same dtypes before and after."""
+    """Whether every branch that has a field defers it, with the same dtypes before and after."""
     kinds = set()
     for (_, names), (below, steps) in zip(branches, found, strict=True):
         if name in names:

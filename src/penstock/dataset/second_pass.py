@@ -1,6 +1,6 @@
-"""Stores that change what fields hold by a second pass: read into scratch, then put into place changed.
+"""Stores that change fields in a second pass: rows are read into scratch, changed, and put into place.
 
-Several threads can share the read of a block even here: each passes on the elements that its own share filled.
+Several threads can share the read of a block here too: each passes on the elements that its own share filled.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

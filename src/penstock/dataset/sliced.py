@@ -4,8 +4,8 @@ A subclass says how to open arrays and how to read one slice; its layout says ho
 The rest is here: runs of neighbouring rows, rows on any axis, part of each row.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -93,7 +93,7 @@ class Layout:
 
     @property
     def how(self) -> str:
-        """Who reads it, and why."""
+        """Which library reads it, and why."""
         raise NotImplementedError
 
     @property
@@ -142,11 +142,9 @@ class SlicedStore(StoreBase):
         """The same rows with these fields."""
         return type(self)(self.file, self._rows, layouts)
 
-    @contextmanager
-    def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    def opened(self, names: Sequence[str]) -> AbstractContextManager[Mapping[str, Any]]:
         """The library's own arrays, by field."""
         raise NotImplementedError
-        yield {}
 
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         """``goal[...] = array[wanted]``; raises errors of ``penstock.errors`` that name ``where``."""
@@ -177,10 +175,10 @@ class SlicedStore(StoreBase):
     def scratch_bytes(self, rows: int) -> int:
         return max(each.scratch_bytes(rows) for each in self.layouts.values())
 
-    def choosing(self, names: Sequence[str]) -> Self:
+    def with_fields(self, names: Sequence[str]) -> Self:
         return self.with_layouts({name: self.layouts[name] for name in names})
 
-    def selecting(self, field: str, part: RowPart) -> Self:
+    def with_part(self, field: str, part: RowPart) -> Self:
         layout = self.layouts[field]
         whole = compose(layout.part, part) if layout.part else part
         return self.with_layouts({**self.layouts, field: replace(layout, part=whole)})
@@ -203,7 +201,7 @@ class SlicedStore(StoreBase):
                 self._read_field(arrays[name], name, rows[ascending], at[ascending], target)
 
     def _check_unchanged(self) -> None:
-        if not is_remote(self.file.path):  # a server says so with every answer
+        if not is_remote(self.file.path):  # every answer of a server identifies the file
             check_unchanged(self.file)
 
     def _read_field(self, array: Any, name: str, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:

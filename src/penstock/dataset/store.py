@@ -91,7 +91,7 @@ class StoreBase:
         return ()
 
     def rebuild(self, children: "Sequence[StoreBase]") -> "StoreBase":
-        """The same made of other stores, one for each branch."""
+        """The same store made of other stores, one for each branch."""
         raise NotImplementedError
 
     @property
@@ -151,19 +151,19 @@ class StoreBase:
         """Bytes read for each field if each block (or row, without blocks) is read once."""
         return {path.field: path.stored_bytes for path in self.read_paths()}
 
-    def casting(self, casts: Mapping[str, Cast]) -> "StoreBase | None":
+    def with_casts(self, casts: Mapping[str, Cast]) -> "StoreBase | None":
         """The same rows with fields converted while they are read; None if this store cannot do that."""
         return None
 
-    def permuting(self, axes: Mapping[str, tuple[int, ...]]) -> "StoreBase | None":
-        """The same rows, fields laid out with other orders of axes; None if a second pass does that as well."""
+    def with_axes(self, axes: Mapping[str, tuple[int, ...]]) -> "StoreBase | None":
+        """The same rows with other orders of axes; None if a second pass is as good."""
         return None
 
-    def selecting(self, field: str, part: RowPart) -> "StoreBase | None":
+    def with_part(self, field: str, part: RowPart) -> "StoreBase | None":
         """The same rows with part of a field, the rest unread; None if this store cannot do that."""
         return None
 
-    def choosing(self, names: Sequence[str]) -> "StoreBase | None":
+    def with_fields(self, names: Sequence[str]) -> "StoreBase | None":
         """The same rows with these fields alone, the others unread; None if this store cannot do that."""
         return None
 
@@ -173,7 +173,7 @@ class StoreBase:
 
 
 class Wrapper(StoreBase):
-    """A store made of one other, which answers for everything that a subclass does not change."""
+    """A store made of one other: whatever a subclass does not override comes from that store."""
 
     def __init__(self, store: Any) -> None:
         self.store: StoreBase = store

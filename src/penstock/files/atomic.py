@@ -1,7 +1,7 @@
 """Files that appear under their name when they are complete.
 
-A file is written beside its name first. Its writer holds a lock on it, which ends with the process: whoever writes the
-same file next removes what killed writers left.
+A file is first written under another name in the same folder. Its writer holds a lock on it, which ends with the
+process: the next writer of the same file removes what killed writers left.
 """
 
 import glob
@@ -51,7 +51,7 @@ def remove_abandoned(partials: Iterable[str]) -> None:
 
 
 def _create(folder: str, name: str) -> tuple[int, str]:
-    """A locked file of a new name; once more if another writer took it for abandoned before it was locked."""
+    """A locked file of a new name; once more if another writer removed it as abandoned before it was locked."""
     for attempt in range(_ATTEMPTS):
         descriptor, partial = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".partial")
         is_locked = locks.try_lock(descriptor) and os.fstat(descriptor).st_nlink > 0

@@ -1,20 +1,20 @@
 """Whole files fetched once, kept in a folder of limited size, and shared by all processes that name it.
 
-Each version of a file is one entry: ``<hash>.cached``, the hash being of its address without what signs it, its size,
-its ETag and its time. Two addresses never share one, and another version is another entry.
+Each version of a file is one entry, ``<hash>.cached``. The hash is of its address without the signature, its size, its
+ETag and its time: two addresses never share an entry, and neither do two versions.
 
 Rules:
-1. An entry is whole: it is written under another name, checked, and renamed. What it was then is written beside it, as
-   digests of its blocks, so that a copy that was damaged since is noticed when it is read; it is removed, as is one of
-   another size, and fetched again.
-2. One process fetches and the others wait for it. It holds a lock that ends with it, however it ends; what it left
-   unfinished is removed by the next.
-3. Room is made before it is used, by removing what was not read for longest; never what is being read, which is
-   locked, and never a file that is not named as above.
+1. An entry is complete: it is written under another name, checked, and renamed. Digests of its blocks are written
+   beside it, so that a copy that was damaged later is noticed when it is read; it is then removed and fetched again, and so is
+   one of another size.
+2. One process fetches and the others wait for it. Its lock ends with the process, however that ends; the next process
+   removes what it left unfinished.
+3. Room is made before it is used, by removing the copies that were not read for the longest time; never one that is
+   being read, which is locked, and never a file that is not named as above.
 4. The folder and what is in it are the user's own, or root's, and no other user may write to it or
    replace it: such a user could choose the data.
    Folders are made 0700 and files 0600, and no link is followed.
-5. Waiting ends: when the one that fetches has not written for ``patience_s``, or there has been no room for so long.
+5. Waiting ends when the fetching process has written nothing for ``patience_s``, or there was no room for that long.
 """
 
 import errno
@@ -39,7 +39,7 @@ FOLDER_LOCK = "penstock-cache.lock"
 PATIENCE_S = 60.0
 
 TOUCH_EVERY_S = 1.0
-"""How exactly the order of last use is known."""
+"""How precisely the time of last use is kept."""
 
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
@@ -64,10 +64,10 @@ class FileCache:
     limit_bytes: int | None = None
     patience_s: float = PATIENCE_S
     _trusted: set[Looks] = field(default_factory=set, init=False, repr=False, compare=False)
-    """How the folder looked when it and all above it were found safe, which takes longer than to read from a copy."""
+    """How the folder looked when it was checked: the check takes longer than reading from a copy."""
 
     def _prepare(self) -> None:
-        """Only where it is used: many programs name a cache and then read local files."""
+        """Make and check the folder, when it is first used: many programs name a cache and then read local files."""
         if _looks(self.folder) in self._trusted:
             return
         try:
@@ -202,7 +202,7 @@ class FileCache:
             if waiting.is_over():
                 raise Unavailable(
                     f"{file.path}: another process fetches it into cache_dir={self.folder!r}, and has written nothing "
-                    f"for {self.patience_s:g} s; if it is stuck, end it"
+                    f"for {self.patience_s:g} s; if it hangs, end it"
                 )
         try:
             yield
@@ -291,7 +291,7 @@ class FileCache:
         try:
             while not locks.try_lock(descriptor):
                 if waiting.is_over():
-                    raise Unavailable(f"cache_dir={self.folder!r}: is locked by a process that does not let go")
+                    raise Unavailable(f"cache_dir={self.folder!r}: stays locked by another process")
             yield
         finally:
             locks.unlock(descriptor)
@@ -378,4 +378,4 @@ def _remove_unread(path: str) -> bool:
 def _check_written(descriptor: int, file: FileId) -> None:
     written = os.fstat(descriptor).st_size
     if written != file.size:
-        raise Unavailable(f"{file.path}: {written:,} bytes came, not {file.size:,}; it is not kept")
+        raise Unavailable(f"{file.path}: {written:,} bytes arrived instead of {file.size:,}; the copy is not kept")

@@ -1,7 +1,7 @@
 """Streams that may be compressed: recognised by their first bytes, and read from beginning to end.
 
-Only ``read`` is asked of a source, so that a pipe, a socket or an HTTP answer will do. Data that ends early or does not
-decompress is an error with the stream's name; libraries report it in many ways.
+A source needs only ``read``: a pipe, a socket or an HTTP answer will do. Data that end early or do not decompress are
+an error with the stream's name; libraries report it in many ways.
 """
 
 import bz2
@@ -12,20 +12,21 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.base.sizes import MiB
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, PenstockError, Truncated, Unavailable
+from penstock.files.retry import one_line
 
 
 class ByteSource(Protocol):
-    """All that is asked of a source."""
+    """What a source needs."""
 
     def read(self, size: int, /) -> bytes:
         """At most ``size`` bytes; none at the end."""
 
 
 MAX_EXPANSION = 500
-"""Data that expands to more than this many times its size is taken for a mistake, or for an attack."""
+"""Data that expand to more than this many times their size are treated as a mistake or an attack."""
 
 ALWAYS_MAY_EXPAND_TO = 64 * MiB
-"""Below this, the ratio is not looked at."""
+"""Below this, the ratio does not matter."""
 
 READ_BYTES = 16 * MiB
 """Read from a source at a time: a false length in a header costs no more memory than this."""
@@ -35,7 +36,7 @@ SKIP_BYTES = MiB
 
 
 class _PeekedSource:
-    """A source whose first bytes were looked at, and are given out again."""
+    """A source whose first bytes were read to recognise it, and are delivered again."""
 
     def __init__(self, source: ByteSource, begun: bytes) -> None:
         self._source, self._begun = source, begun
@@ -181,8 +182,3 @@ def pieces(source: ByteSource, name: str, piece_bytes: int, max_expansion: int) 
     if not name_compression(stream.first_bytes):
         raise Corrupt(f"{name}: begins with {stream.first_bytes!r}, which is neither gzip, bzip2, xz nor zstd")
     yield from stream.pieces(piece_bytes)
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error in one line."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,7 @@
 """Copies in the cache: which remote or compressed files get one, how it is made, and how it is read.
 
-A cache that cannot hold all files that were opened keeps the first ones that fit. The others are read in ranges: copies
-would push each other out with every read.
+A cache that cannot hold all files that were opened keeps the first ones that fit. The others are read in ranges, since
+copies would replace each other with every read.
 """
 
 import hashlib
@@ -112,14 +112,14 @@ class Copies:
             except CacheFull as error:
                 if far is None or not self._servers.send_parts(file):
                     raise
-                self._go_on_without(error)
+                self._continue_without(error)
                 yield far
                 return
             known = self._digests(file) if file.expanded else self.manifest or self._digests(file)
             spare = far if self._servers.send_parts(file) else None
             yield CachedHandle(file, descriptor, known, self.cache, spare)
 
-    def _go_on_without(self, error: CacheFull) -> None:
+    def _continue_without(self, error: CacheFull) -> None:
         if not self._is_full:
             self._is_full = True
             warnings.warn(f"{error}. Files are read over the network instead", CacheIsFull, stacklevel=2)

@@ -1,6 +1,6 @@
 """Open data files, lent to readers. No other package opens a data file (tests/test_layers.py).
 
-Positioned reads into memory the caller owns, through handles lent from a bounded, least-recently-used set.
+Reads go to a position and into the caller's memory, through handles from a bounded, least-recently-used set.
 
 Rules:
 1. A handle is lent in a ``with``, to several threads at once (pool.py).
@@ -153,7 +153,7 @@ class Files:
         return replace(file, compared=self.manifest is not None)
 
     def compare_addresses(self, paths: Sequence[str]) -> None:
-        """Find these remote files in the manifest by the names that it has for them."""
+        """Use the manifest's names for these remote files."""
         if self.manifest is not None:
             self._pool.manifest = self.manifest.of_addresses(paths)
             if self._copies is not None:
@@ -170,7 +170,7 @@ class Files:
                 handle.compare(0, file.size)
 
     def is_far(self, file: FileId) -> bool:
-        """Whether each read goes over the network, so that many at a time pay."""
+        """Whether each read goes over the network, so that many at a time are faster."""
         return is_remote(file.path) and not file.expanded and not self._keeps(file)
 
     def _keeps(self, file: FileId) -> bool:

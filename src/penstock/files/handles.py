@@ -27,12 +27,12 @@ from penstock.files.retry import check_regular, one_line, open_regular, retry_re
 if TYPE_CHECKING:  # remote takes a while to import, and is imported when it is needed
     from penstock.remote.ranges import Body, Remote
 
-# The system reads ahead of sequential reads, by megabytes at times. Rows that are read in pieces look sequential, and
+# The system reads ahead of sequential reads, sometimes by megabytes. Rows that are read in pieces look sequential, so
 # twice the wanted bytes may be read. After two jumps of more than this, read-ahead is switched off.
 JUMP_BYTES = 64 * MiB
 JUMPS = 2
 
-# Cached data come at several times this rate, others rarely at half of it. A call takes this long at most.
+# Cached data arrive several times faster than this, other data rarely half as fast. A call takes this long at most.
 CACHED_BYTES_PER_S = 2e9
 CALL_S = 100e-6
 

@@ -5,8 +5,7 @@ Locks are those of the system, which releases them when their holder dies.
 Files that are kept between runs are used only if no other user could have written them. A user who may write to a
 folder may replace files in it. One who may write to a folder above it may replace the folder, unless the folder above
 has the sticky bit, as ``/tmp`` has: then only owners rename what is in it. Folders above that belong to a colleague or
-a group are normal on shared machines and are accepted: files that they put there would be theirs, and be refused for
-that.
+a group are normal on shared machines and are accepted: files that others put there belong to them, and are refused.
 """
 
 import os
@@ -26,32 +25,26 @@ _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file, alone or together with others that share it; False if another process has it."""
+    """Lock an open file, alone or together with others that share it; False if that cannot be done now."""
+    return _lock(descriptor, shared) is True
+
+
+def is_taken(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file in the same way; True if another process has it, False also if there are no locks."""
+    return _lock(descriptor, shared) is False
+
+
+def _lock(descriptor: int, shared: bool) -> bool | None:
+    """Whether the file is locked now; False if another process has it, None if the file system has no locks."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         elif not shared:
             windows: Any = msvcrt
             windows.locking(descriptor, windows.LK_NBLCK, 1)
-    except OSError:
-        return False
+    except OSError as error:
+        return False if fcntl is None or isinstance(error, BlockingIOError) else None
     return True
-
-
-def is_taken(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file, alone or together with others that share it; True if another process has it.
-
-    False if the file system has no locks.
-    """
-    if fcntl is None:
-        return not try_lock(descriptor, shared=shared)
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def unlock(descriptor: int) -> None:

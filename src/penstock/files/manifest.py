@@ -7,8 +7,7 @@ copied together; or, where the files are on other machines, to the folder that a
      "files": {"betas_session01.hdf5": {"size": 3145999, "blocks": "<64 hexadecimal digits for each block>"}}}
 
 Rules:
-1. It may come from anybody: anything that is not exactly as above is refused, and it can name nothing outside its own
-   folder.
+1. It may come from anybody: anything that is not exactly as above is refused, and names cannot lead outside its folder.
 2. A process compares a block when it first reads it, and not again: later changes show in the file's size and time.
 3. With a manifest, no file is read that it does not list.
 """
@@ -43,7 +42,7 @@ BLOCK_BYTES = 1 * MiB
 # A block is read and digested in pieces of this size, so that comparing takes little memory.
 PIECE_BYTES = 256 * KiB
 
-# Larger ones are not read: this much describes 2 TB, or a million small files, and takes a GB while it is parsed.
+# Larger ones are not read. This is enough for 2 TB, or a million small files, and takes 1 GB of memory while parsed.
 MOST_BYTES = 128 * MiB
 LEAST_BLOCK, MOST_BLOCK = 4 * KiB, 64 * MiB
 
@@ -103,15 +102,15 @@ class Manifest:
         name = self.name_of(path)
         if name not in self.sizes:
             raise Corrupt(
-                f"{path}: the manifest {self.path} does not list it: it was added later, or is called otherwise. Write "
-                f"the manifest anew (penstock verify … --write) if it belongs to the data"
+                f"{path}: the manifest {self.path} does not list it: it was added later, or has another name. Write "
+                f"a new manifest (penstock verify … --write) if it belongs to the data"
             )
         expected = self.sizes[name]
         if size != expected:
             wrong = Truncated if size < expected else Corrupt
             raise wrong(
                 f"{path}: has {size:,} bytes, and {expected:,} in the manifest {self.path}; restore the file, or "
-                f"write the manifest anew (penstock verify … --write) if it was meant to change"
+                f"write a new manifest (penstock verify … --write) if the change was intended"
             )
 
     def below(self, path: str) -> Iterator[str]:
@@ -131,13 +130,13 @@ class Manifest:
         return self.firsts[name], self.sizes[name]
 
     def blocks(self, span: BlockSpan, begin: int = 0, end: int = MOST_FILE_BYTES) -> Iterator[tuple[int, int, int]]:
-        """The number, begin and end of each block of a file, or of those that some bytes are of."""
+        """The number, begin and end of each block of a file, or of those that a range of bytes touches."""
         (first, size), step = span, self.block_bytes
         for block in range(begin // step, -(-min(end, size) // step)):
             yield first + block, block * step, min((block + 1) * step, size)
 
     def is_other(self, number: int, data: np.ndarray) -> bool:
-        """Whether these are not the bytes of a block."""
+        """Whether these bytes differ from those of a block."""
         return bool(digest(data) != self.digests[number].tobytes())
 
     def compare(self, path: str, span: BlockSpan, fill: Fill, wanted: tuple[int, int]) -> None:
@@ -152,7 +151,7 @@ class Manifest:
         self.seen[number] = True
 
     def check(self, path: str, number: int, begin: int, end: int, found: bytes) -> None:
-        """Refuse a block whose digest is another."""
+        """Refuse a block whose digest differs."""
         expected = self.digests[number].tobytes()
         if found != expected:
             raise Corrupt(
@@ -179,7 +178,7 @@ def digest_of(fill: Fill, begin: int, end: int) -> bytes:
 
 
 def common_folder(addresses: Sequence[str]) -> str:
-    """What all addresses begin with, up to a slash."""
+    """The common beginning of all addresses, up to a slash."""
     folders = [each.rstrip("/").rpartition("/")[0].split("/") for each in addresses]
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False))
     return "/".join(parts[0] for parts in shared)
@@ -241,9 +240,9 @@ def new(path: str, addresses: Sequence[str] = ()) -> Manifest:
 
 
 def write(manifest: Manifest, files: Iterable[tuple[str, int, bytes]]) -> None:
-    """Write files down: their paths, sizes, and the digests of their blocks one after another.
+    """Write the manifest of these files: path, size, and the digests of all blocks of each.
 
-    It appears under its name when it is whole.
+    It appears under its name when it is complete.
     """
     path, folder = manifest.path, os.path.dirname(os.path.abspath(manifest.path))
     entries: dict[str, dict[str, object]] = {}
@@ -290,7 +289,7 @@ def load(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES) -> Manif
             f"{path}: blocks of {block_bytes!r:.50} bytes; expected a number from {LEAST_BLOCK} to {MOST_BLOCK}"
         )
     if not isinstance(files, dict):
-        raise Corrupt(f'{path}: "files" is {type(files).__name__}; expected names and what they are')
+        raise Corrupt(f'{path}: "files" is {type(files).__name__}; expected a dict of names and entries')
     sizes: dict[str, int] = {}
     firsts: dict[str, int] = {}
     digests: list[bytes] = []
@@ -327,7 +326,7 @@ def _document(path: str, most_bytes: int) -> Any:
         raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
     try:
         return json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, numbers without end, lists in lists in lists
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, endless numbers, lists nested too deeply
         raise Corrupt(f"{path}: not a manifest: expected JSON ({str(error)[:200]})") from None
 
 

@@ -1,4 +1,4 @@
-"""Reads that the system failed to do, tried again: a disk that was asleep, a mount that reconnects.
+"""Failed reads are repeated: a disk may wake up, and a network mount may reconnect.
 
 A read that keeps failing becomes one error that names the place, and that no parser mistakes for the end of a file.
 """
@@ -45,7 +45,7 @@ def check_regular(found: os.stat_result) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(found.st_mode):
-        what = _OTHERS.get(stat.S_IFMT(found.st_mode), "no file")
+        what = _OTHERS.get(stat.S_IFMT(found.st_mode), "not a file")
         raise OSError(errno.EINVAL, f"{what}, expected a plain file")
 
 
@@ -109,7 +109,7 @@ def _system_failed(error: BaseException | None) -> bool:
 
 
 def refusal(error: BaseException) -> str:
-    """Why the system refused a library's request, if its error therefore does not concern the file; else ""."""
+    """Why the system refused a library's request; "" if its error is about the file itself."""
     if isinstance(error, MemoryError):
         return "no memory is left for it; a limit of the system (ulimit -d, ulimit -v, a container's) may be in the way"
     for number in _REFUSALS:

@@ -129,7 +129,7 @@ def _key(file: FileId, name: str) -> str:
         if not file.etag and not file.mtime_ns:
             raise OSError("without ETag and time, a remote file may be another one tomorrow")
         return hashlib.sha256(repr((file.kept_as, file.size, file.mtime_ns, file.etag, name)).encode()).hexdigest()
-    head = tail = b""  # a folder: its table itself says whether it is current
+    head = tail = b""  # for a folder, its table shows whether it is current
     if not os.path.isdir(file.path):
         with open(file.path, "rb", opener=open_regular) as data:
             head = data.read(ENDS_BYTES)

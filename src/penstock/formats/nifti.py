@@ -242,7 +242,7 @@ class GzippedImage(StoreBase):
             found = digest("part", found, self.name, part.describe())
         return found
 
-    def selecting(self, field: str, part: RowPart) -> "GzippedImage":
+    def with_part(self, field: str, part: RowPart) -> "GzippedImage":
         return type(self)(self.file, self.name, self.image, self.files, (*self.parts, part))
 
     def __len__(self) -> int:

@@ -272,7 +272,7 @@ class TableStore(StoreBase):
     def __len__(self) -> int:
         return int(self._begins[-1])
 
-    def choosing(self, names: Sequence[str]) -> "TableStore":
+    def with_fields(self, names: Sequence[str]) -> "TableStore":
         return TableStore(self.table, {name: self.fields[name] for name in names})
 
     def scratch_bytes(self, rows: int) -> int:

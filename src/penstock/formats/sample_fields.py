@@ -1,6 +1,6 @@
 """From a table of samples to their fields: what archives and databases of samples share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ import numpy as np
 from penstock.base.file_id import FileId
 from penstock.base.sizes import MiB
 from penstock.errors import DataError, Missing, SchemaMismatch
-from penstock.files import saved as savedcolumns
+from penstock.files import saved as saved_tables
 from penstock.files.handles import Handle
 from penstock.formats.tar.samples import NOT_THERE, SampleTable
 from penstock.read import pictures
@@ -19,13 +19,13 @@ from penstock.read.kinds import Kind, Picture, check_length
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
 
-# Sizes stand within these first bytes of a picture, unless it begins with a thumbnail or a colour profile.
+# The size is within these first bytes of a picture, unless it begins with a thumbnail or a colour profile.
 PICTURE_HEAD_BYTES = 2048
 
 # The most bytes that are searched for the size.
 LONGEST_HEAD_BYTES = 16 * MiB
 
-# With on_error="skip": how many samples are tried until one shows what a field holds.
+# With on_error="skip": how many samples are tried to find the kind of a field.
 MOST_TRIED = 100
 
 
@@ -54,7 +54,15 @@ class SampleFields:
                 f"{np.count_nonzero(~there) - 1:,} others have none either. Leave the field out with fields=(…), or "
                 f'pass on_error="skip" to open and Loader'
             )
-        kind = self._kind(column, np.flatnonzero(there), kind_of)
+        kind = first_kind(
+            self.options,
+            np.flatnonzero(there).tolist(),
+            lambda sample: kind_of(self.value(sample, column)),
+            place=lambda sample: self._place(sample, column),
+            largest_picture=lambda: self._largest_picture(column),
+        )
+        if kind is None:
+            raise Missing(f"{self.file.path}: no sample has {table.fields[column]!r}")
         pattern = table.fields[column] if self.patterns else ""
         return Members(
             self.file, name, stored=kind.dtype, shape=kind.shape, rows=table.samples, offsets=offsets,
@@ -71,43 +79,60 @@ class SampleFields:
             handle.read_into(int(self.table.offsets[sample, column]), data)
         return data.tobytes()
 
-    def place(self, sample: int, column: int) -> str:
-        """What it is called."""
-        field = self.table.fields[column]
-        return (field if self.patterns else f"*.{field}").replace("*", self.table.key(sample), 1)
-
-    def _kind(self, column: int, samples: np.ndarray, kind_of: Callable[[bytes], Kind]) -> Kind:
-        """The kind of the first sample, which all must have; of the first readable one, if bad ones are skipped."""
-        first_error: DataError | None = None
-        for sample in samples[: MOST_TRIED if self.options.on_error == "skip" else 1].tolist():
-            try:
-                kind = kind_of(self.value(sample, column))
-                wanted = self.options.members
-                if isinstance(kind, Picture) and wanted.size is not None:
-                    kind = replace(kind, shape=(*wanted.size, 3), fit=wanted.fit, largest=self._largest_picture(column))
-                return kind
-            except DataError as error:
-                offset = int(self.table.offsets[sample, column])
-                where = f"{self.file.path}: {self.place(sample, column)} at offset {offset:,}"
-                first_error = first_error or type(error)(f"{where}: {error}")
-        raise first_error or Missing(f"{self.file.path}: no sample has {self.table.fields[column]!r}")
+    def _place(self, sample: int, column: int) -> str:
+        """Where a member is, for messages."""
+        field, offset = self.table.fields[column], int(self.table.offsets[sample, column])
+        name = (field if self.patterns else f"*.{field}").replace("*", self.table.key(sample), 1)
+        return f"{self.file.path}: {name} at offset {offset:,}"
 
     def _largest_picture(self, column: int) -> int:
-        """Pixels of the largest picture of a field. Every header is read, once: the answer is kept with the index."""
-        what, folder = f"pixels of the largest {self.table.fields[column]}", self.options.index_folder
-        most = self.options.members.max_pixels
-        saved = None if folder is None else savedcolumns.load(folder, self.file, what)
-        if saved is not None and isinstance(largest := saved.header.get("pixels"), int):
-            return min(largest, most)
-        offsets, lengths = self.table.offsets[:, column], self.table.lengths[:, column]
-        largest = 0
+        what = f"pixels of the largest {self.table.fields[column]}"
+        return largest_picture(self.options, self.file, what, self._pixels(column))
+
+    def _pixels(self, column: int) -> Iterator[int]:
+        """Of each picture of a field."""
+        places = zip(self.table.offsets[:, column].tolist(), self.table.lengths[:, column].tolist(), strict=True)
         with self.options.files.lend_in_order(self.file) as handle:
-            for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
-                if offset != NOT_THERE:
-                    largest = max(largest, count_pixels(handle, offset, length))
-        if folder is not None:
-            savedcolumns.save(folder, self.file, what, {"pixels": largest}, {})
+            yield from (count_pixels(handle, offset, length) for offset, length in places if offset != NOT_THERE)
+
+
+def first_kind(
+    options: "OpenOptions",
+    samples: Sequence[int] | range,
+    kind_of: Callable[[int], Kind],
+    *,
+    place: Callable[[int], str],
+    largest_picture: Callable[[], int],
+) -> Kind | None:
+    """The kind of the first sample, which all must have; if bad samples are skipped, of the first that can be read.
+
+    None if there are no samples. ``place`` says where a sample is, for errors.
+    """
+    wanted = options.members
+    first_error: DataError | None = None
+    for sample in samples[: MOST_TRIED if options.on_error == "skip" else 1]:
+        try:
+            kind = kind_of(sample)
+            if isinstance(kind, Picture) and wanted.size is not None:
+                kind = replace(kind, shape=(*wanted.size, 3), fit=wanted.fit, largest=largest_picture())
+            return kind
+        except DataError as error:
+            first_error = first_error or type(error)(f"{place(sample)}: {error}")
+    if first_error is not None:
+        raise first_error
+    return None
+
+
+def largest_picture(options: "OpenOptions", file: FileId, what: str, pixels: Iterable[int]) -> int:
+    """Pixels of the largest picture. Every header is read once; the answer is saved as ``what`` of this file."""
+    folder, most = options.index_folder, options.members.max_pixels
+    saved = None if folder is None else saved_tables.load(folder, file, what)
+    if saved is not None and isinstance(largest := saved.header.get("pixels"), int):
         return min(largest, most)
+    largest = max(pixels, default=0)
+    if folder is not None:
+        saved_tables.save(folder, file, what, {"pixels": largest}, {})
+    return min(largest, most)
 
 
 def count_pixels(handle: Handle, offset: int, length: int) -> int:

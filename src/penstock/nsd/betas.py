@@ -186,10 +186,10 @@ class Session(Wrapper):
     def filled(self, field: str, rows: np.ndarray, share: Share) -> Iterator[tuple[np.ndarray, Filled]]:
         return self.store.filled(field, rows, share)
 
-    def casting(self, casts: Mapping[str, Cast]) -> StoreBase:
+    def with_casts(self, casts: Mapping[str, Cast]) -> StoreBase:
         return Session(cast_fields(self.store, casts))
 
-    def selecting(self, field: str, part: RowPart) -> StoreBase:
+    def with_part(self, field: str, part: RowPart) -> StoreBase:
         return Session(select_part(self.store, field, part))
 
 

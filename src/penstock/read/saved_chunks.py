@@ -9,7 +9,7 @@ import numpy as np
 from penstock.base import fork
 from penstock.base.file_id import FileId
 from penstock.files import locks
-from penstock.files import saved as savedcolumns
+from penstock.files import saved as saved_tables
 from penstock.files.saved import SavedTable
 from penstock.read.extents import ChunkTable, KnownTable
 
@@ -36,7 +36,7 @@ def folder_of(index_dir: str | os.PathLike[str] | Literal[False] | None) -> str 
 
 def load(folder: str, file: FileId, name: str) -> "SavedChunkTable | None":
     """The table of this array of this file, if a whole and current one was saved."""
-    return _opened(savedcolumns.load(folder, file, name))
+    return _opened(saved_tables.load(folder, file, name))
 
 
 def save(
@@ -65,7 +65,7 @@ def save(
     }
     columns = {"offsets": table.offsets, "lengths": table.lengths, "skipped": table.skipped}
     arrays = {key: column for key, column in columns.items() if isinstance(column, np.ndarray)}
-    return _opened(savedcolumns.save(folder, file, name, header, arrays)) or table
+    return _opened(saved_tables.save(folder, file, name, header, arrays)) or table
 
 
 def _opened(saved: SavedTable | None) -> "SavedChunkTable | None":

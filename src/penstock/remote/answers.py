@@ -107,12 +107,12 @@ def _range_of(path: str, answer: Answer) -> tuple[int | None, int | None, int]:
 def check_range(path: str, answer: Answer, begin: int, end: int | None) -> None:
     first, last, total = _range_of(path, answer)
     if first is None or last is None:
-        raise Transient("the server answered 206 without saying which bytes it sends")
+        raise Transient("the server answered 206 and does not say which bytes it sends")
     if first != begin or last < first or (end is not None and last >= end):
         wanted = "the end" if end is None else f"{end - 1:,}"
         raise Transient(f"asked for bytes {begin:,} to {wanted}, the server sends {first:,} to {last:,}")
     if total != UNKNOWN and last >= total:
-        raise Transient(f"the server sends bytes up to {last:,} of a file that it says has {total:,}")
+        raise Transient(f"the server sends bytes up to {last:,} of a file of {total:,}")
     if answer.length is not None and answer.length != last + 1 - first:
         raise Transient(f"the server announces {answer.length:,} bytes for the range {first:,} to {last:,}")
 

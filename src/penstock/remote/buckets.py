@@ -30,14 +30,14 @@ MOST_LISTED = 1_000_000
 
 @dataclass(frozen=True)
 class _Kind:
-    """How one company's buckets are opened."""
+    """How the buckets of one provider are opened."""
 
     store: str
-    """The class of obstore's."""
+    """The class in obstore."""
     prefix: str
-    """Of names in the environment."""
+    """Of environment variables."""
     no_keys: Mapping[str, str]
-    """Keys that mean nothing."""
+    """Placeholder keys for signing, where none are needed."""
 
 
 _KINDS = {
@@ -84,7 +84,7 @@ class Signer:
             for page in obstore.list(store, prefix=folder or None):
                 found += (each["path"] for each in page if _matches(each["path"], key))
                 if len(found) > MOST_LISTED:
-                    raise ConfigError(f"{pattern}: stands for more than {MOST_LISTED:,} files")
+                    raise ConfigError(f"{pattern}: matches more than {MOST_LISTED:,} files")
             return found
 
         with self._lock:
@@ -95,7 +95,7 @@ class Signer:
         if scheme == "gs" and ("#" in key or "?" in key):
             raise ConfigError(f"{url}: obstore cannot sign an address with # or ? in it; rename the object")
         is_public = self._is_public(scheme)
-        if is_public and scheme == "gs":  # what would sign it is a key that cannot be made up
+        if is_public and scheme == "gs":  # signing needs a real key, which cannot be made up
             return f"https://storage.googleapis.com/{bucket}/{quote(key)}"
         store = self._bucket(scheme, bucket, signing=True)
 
@@ -127,7 +127,7 @@ class Signer:
             raise ConfigError(f'reading {scheme}:// needs obstore: pip install "penstock[remote]"') from None
         limit = timedelta(seconds=self._deadline_s)
         settings: Any = self._settings
-        if signing and self._is_public(scheme):  # the address is made by signing, with keys that mean nothing
+        if signing and self._is_public(scheme):  # only signing gives the address, so placeholder keys are used
             settings = {**settings, **_KINDS[scheme].no_keys, "skip_signature": False}
         try:
             return getattr(obstore.store, _KINDS[scheme].store)(

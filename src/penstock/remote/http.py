@@ -33,7 +33,7 @@ from penstock.base.urls import shown
 from penstock.errors import ConfigError, Unavailable
 from penstock.remote.headers import body_length
 from penstock.remote.private_addresses import is_inside, resolves_inside
-from penstock.remote.redirects import Redirects, is_at_home, led_inside, next_hop, split, target_of
+from penstock.remote.redirects import Redirects, is_at_home, next_hop, redirected_inside, split, target_of
 from penstock.remote.secrets import Secrets
 
 MOST_IDLE = 32
@@ -66,7 +66,7 @@ class Deadline:
     def left_s(self) -> float:
         return self.end - time.monotonic()
 
-    def more(self) -> None:
+    def restart(self) -> None:
         """Start again: part of the wanted bytes has arrived."""
         self.end = time.monotonic() + self.deadline_s
 
@@ -303,7 +303,7 @@ class Connections:
                 request = connection.request(target, sent)
                 connection.connect(deadline, self.connect_timeout_s)
                 if not may_lead_inside and connection.leads_inside:
-                    raise led_inside(secrets.hide(shown(url)))
+                    raise redirected_inside(secrets.hide(shown(url)))
                 answer, timed = connection.ask(request, deadline)
                 return self._answer(answer, timed, connection, secrets)
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -385,7 +385,7 @@ def _failure(error: Exception, secrets: Secrets) -> Exception:
     if isinstance(error, ssl.SSLCertVerificationError):
         return Unavailable(f"its certificate is not trusted ({error.verify_message})")
     if isinstance(error, http.client.InvalidURL | UnicodeError):
-        return ConfigError(f"this is not an address ({_one_line(error, secrets)})")
+        return ConfigError(f"not a valid address ({_one_line(error, secrets)})")
     if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
         return Unavailable(f"its host has no address ({error.strerror}); check the name")
     return Transient(f"no answer: {_one_line(error, secrets)}")

@@ -1,4 +1,4 @@
-"""Which addresses are of this machine's own network: itself, its neighbours, and what only they can reach."""
+"""Which addresses belong to this machine's own network: itself, its neighbours, and what only they can reach."""
 
 import ipaddress
 import socket
@@ -22,7 +22,7 @@ def is_inside(host: str) -> bool:
 
 
 def resolves_inside(host: str) -> bool:
-    """The same, of all addresses that a name has; what has none here is elsewhere."""
+    """The same for all addresses of a name; a name without an address here is elsewhere."""
     if is_inside(host):
         return True
     try:

@@ -28,7 +28,7 @@ from penstock.remote.http import TRANSIENT, Answer, Connections, Deadline, Trans
 from penstock.remote.redirects import Redirects
 
 PIECE_BYTES = 16 * MiB
-# A request takes as long as so much takes to come: 40 ms, at 100 MB/s.
+# A new request takes as long as reading this much: 40 ms at 100 MB/s.
 NEAR_BYTES = 4 * MiB
 
 HEAD_BYTES = 512
@@ -108,7 +108,7 @@ class Remote:
         return type(self), (self.options, self._addresses)
 
     def after_fork(self) -> None:
-        """Start with new connections in a child process."""
+        """In a forked child: start with new connections."""
         self._lock = threading.Lock()
         self._signer.after_fork()
         self._connections.after_fork()
@@ -129,8 +129,8 @@ class Remote:
         """The addresses that match a pattern with stars."""
         if not is_in_bucket(pattern):
             raise ConfigError(
-                f"{shown(pattern)}: web servers cannot be asked what they hold, so stars do not work; use braces, such "
-                f"as train-{{000..017}}.tar, or a list"
+                f"{shown(pattern)}: web servers do not list their files, so stars do not work; use braces, such as "
+                f"train-{{000..017}}.tar, or a list"
             )
         _check_no_user(pattern)
         found = self._signer.listed(pattern)
@@ -191,7 +191,7 @@ class Remote:
     def _answer(
         self, path: str, begin: int, end: int | None, file: FileId | None, deadline: Deadline, *, or_whole: bool = False
     ) -> Answer:
-        """An answer that holds the bytes asked for; or all of the file, where that will do or nothing is known yet."""
+        """An answer with the bytes asked for; or with the whole file, if that is acceptable or nothing is known yet."""
         whole = begin == 0 and end in (None, None if file is None else file.size)
         asked = {} if whole else {"Range": f"bytes={begin}-{'' if end is None else end - 1}"}
         if file is not None and file.has_strong_etag:
@@ -251,7 +251,7 @@ class Remote:
 def _check_no_user(url: str) -> None:
     if is_in_bucket(url) and "@" in url[5:].partition("/")[0]:
         raise ConfigError(
-            f"{shown(url)}: an address of a bucket with a user and a password in it; give those as "
+            f"{shown(url)}: the address of a bucket contains a user and a password; give those as "
             f"remote=RemoteOptions(store={{'access_key_id': …, 'secret_access_key': …}}), or in the environment"
         )
 
@@ -259,7 +259,7 @@ def _check_no_user(url: str) -> None:
 class Body:
     """All bytes of a file from one place on, in order, over as many connections as that takes.
 
-    Where the server ignores ranges, what was had already is read again and passed over.
+    If the server ignores ranges, bytes that were delivered before are read again and dropped.
     """
 
     def __init__(self, remote: Remote, path: str, file: FileId | None) -> None:
@@ -294,7 +294,7 @@ class Body:
         return bytes(piece[: self.readinto(piece)])
 
     def move(self, to: int) -> None:
-        """Go on from another place: near ones ahead by reading on, others by another request."""
+        """Continue at another place: if it is near and ahead by reading on, else by another request."""
         if not self.at <= to <= self.at + NEAR_BYTES and self._in_parts:
             self.close()
             self.at = to
@@ -333,7 +333,7 @@ class Body:
                 )
             self._in_parts = answer.status == 206 or answer.headers.get("accept-ranges", "").lower() == "bytes"
             if answer.status != 206:
-                _pass_over(answer, self.at, deadline)
+                _drop(answer, self.at, deadline)
         except BaseException:
             answer.close()
             raise
@@ -386,7 +386,7 @@ def _fill(answer: Answer, view: memoryview) -> None:
         done += got
 
 
-def _pass_over(answer: Answer, count: int, deadline: Deadline) -> None:
+def _drop(answer: Answer, count: int, deadline: Deadline) -> None:
     """Read and discard."""
     forgotten = memoryview(bytearray(min(count, MiB)))
     passed = 0
@@ -395,5 +395,5 @@ def _pass_over(answer: Answer, count: int, deadline: Deadline) -> None:
         if not got:
             raise Transient(f"the answer ended after {passed:,} bytes")
         if passed // PIECE_BYTES != (passed + got) // PIECE_BYTES:
-            deadline.more()
+            deadline.restart()
         passed += got

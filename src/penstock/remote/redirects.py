@@ -1,4 +1,4 @@
-"""Redirects: where a server may send us, and which headers go there."""
+"""Redirects: where a server may redirect a request, and which headers it may take there."""
 
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
@@ -12,7 +12,7 @@ _IN_TARGETS = "/%:@!$&'()*+,;=~-._"
 
 @dataclass(frozen=True)
 class Redirects:
-    """How often a server may send us elsewhere, and to which hosts: None for any."""
+    """How often a request may be redirected, and to which hosts: None for any."""
 
     most: int
     hosts: tuple[str, ...] | None = None
@@ -33,10 +33,10 @@ class Redirects:
         if home_is_inside is None:
             home_is_inside = is_inside(home.hostname or "")
         if not home_is_inside and is_inside(there):
-            raise led_inside(shown_as)
+            raise redirected_inside(shown_as)
 
 
-def led_inside(shown_as: str) -> Unavailable:
+def redirected_inside(shown_as: str) -> Unavailable:
     return Unavailable(
         f"is redirected to {shown_as}, inside this machine's own network. A server elsewhere cannot be allowed to make "
         f"requests there: open that address itself if you trust it"
@@ -55,7 +55,7 @@ def split(url: str) -> SplitResult:
         parts = urlsplit(url)
         parts.port  # noqa: B018  raises if the port is not a number
     except ValueError:  # its text quotes the address, which may contain a password
-        raise ConfigError("this is not an address: expected http://host:port/path") from None
+        raise ConfigError("not a valid address: expected http://host:port/path") from None
     return parts
 
 
@@ -64,7 +64,7 @@ def target_of(parts: SplitResult) -> str:
     try:
         path, query = quote(parts.path or "/", safe=_IN_TARGETS), quote(parts.query, safe=_IN_TARGETS + "?")
     except UnicodeError:
-        raise ConfigError("this is not an address: expected text that can be written in UTF-8") from None
+        raise ConfigError("not a valid address: expected text that can be encoded in UTF-8") from None
     return f"{path}?{query}" if query else path
 
 

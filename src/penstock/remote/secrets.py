@@ -1,4 +1,4 @@
-"""Text from servers, made fit for messages: short, printable, and without the secrets of the request.
+"""Text from servers, prepared for messages: short, printable, and without the secrets of the request.
 
 A server may put anything into a status line or a header, even the request itself.
 """
@@ -38,9 +38,9 @@ class Secrets:
         for url in self._urls:
             yield from secrets_of(url)
 
-    def hide(self, said: object, most: int = SHOWN_CHARACTERS) -> str:
+    def hide(self, text: object, most: int = SHOWN_CHARACTERS) -> str:
         """Text from a server for a message: without secrets, and with a limited number of characters."""
-        text = " ".join("".join(each if each.isprintable() else " " for each in str(said)).split())
+        text = " ".join("".join(each if each.isprintable() else " " for each in str(text)).split())
         spellings = {spelling for secret in self._all() for spelling in _spellings(secret)}
         spellings = {each for each in spellings if len(each) >= _LEAST_CHARACTERS}
         if spellings:

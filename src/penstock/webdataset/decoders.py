@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, PenstockError, SchemaMismatch, Unsafe
-from penstock.files.compression import one_line
+from penstock.files.retry import one_line
 from penstock.read import objects, pictures
 from penstock.read.npy import MAX_ARRAY_BYTES, decode_npy, decode_npz, decode_ten
 from penstock.read.pictures import EXTENSIONS, MAX_PIXELS

@@ -28,7 +28,7 @@ from penstock.errors import ConfigError, ConvertFailed, Corrupt, LimitExceeded
 from penstock.files import locks
 from penstock.files.atomic import remove_abandoned
 from penstock.files.handles import identify
-from penstock.formats.tar import samples as tarindex
+from penstock.formats.tar import samples as tar_samples
 from penstock.formats.tar.members import MemberList
 from penstock.read import saved_chunks
 from penstock.read.npy import encode_npy, encode_npz, encode_ten
@@ -220,7 +220,7 @@ class TarWriter:
         if self._index_folder is None:
             return
         with contextlib.suppress(Corrupt, LimitExceeded):  # opening the shard reports it
-            tarindex.save(self._index_folder, identify(path), tarindex.group(self._members.table(path)))
+            tar_samples.save(self._index_folder, identify(path), tar_samples.group(self._members.table(path)))
 
     def _check_key(self, key: str) -> None:
         if "." in key.rpartition("/")[2] and not self._warned:

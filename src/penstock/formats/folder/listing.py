@@ -23,7 +23,7 @@ import numpy as np
 from penstock.base.file_id import FileId
 from penstock.base.text_column import TextColumn
 from penstock.errors import Corrupt, DataError, Missing, Unavailable, Unsafe
-from penstock.files import saved as savedcolumns
+from penstock.files import saved as saved_tables
 from penstock.files.saved import SavedTable
 
 _SAVED_AS = "files of a folder"
@@ -66,7 +66,7 @@ def list_files(root: str, is_wanted: Callable[[str], bool], folder: str | None, 
     where = FileId(os.path.abspath(root), 0, 0, 0)
     name = f"{_SAVED_AS}: {what}"
     if folder is not None:
-        found = _opened(root, savedcolumns.load(folder, where, name))
+        found = _opened(root, saved_tables.load(folder, where, name))
         if found is not None:
             return found
     walk = _FolderWalk(root, is_wanted)
@@ -79,7 +79,7 @@ def list_files(root: str, is_wanted: Callable[[str], bool], folder: str | None, 
         "inodes": listed.inodes, "tops": listed.tops, **walk.folders(),
     }  # fmt: skip
     header = {"passed_over": walk.passed_over, "beside": dict(walk.beside)}
-    return _opened(root, savedcolumns.save(folder, where, name, header, columns)) or listed
+    return _opened(root, saved_tables.save(folder, where, name, header, columns)) or listed
 
 
 def _opened(root: str, saved: SavedTable | None) -> FileList | None:

@@ -6,7 +6,7 @@ its order, and its columns are fields. If there are no pictures, the files may b
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import partial
@@ -20,21 +20,20 @@ from penstock.base.spec import IN_MEMORY, MANIFEST
 from penstock.dataset.combine import Joined, Part
 from penstock.dataset.extent_store import ExtentStore
 from penstock.dataset.store import Store
-from penstock.errors import DataError, Missing, SchemaMismatch
-from penstock.files import saved as savedcolumns
+from penstock.errors import DataError, Missing
 from penstock.formats.folder import listing, tables
 from penstock.formats.folder.listing import FileList
 from penstock.formats.folder.tables import ColumnStore
-from penstock.formats.sample_fields import MOST_TRIED, count_pixels
+from penstock.formats.sample_fields import count_pixels, first_kind, largest_picture
 from penstock.read import kinds, pictures
 from penstock.read.extents import LooseFiles
-from penstock.read.kinds import Kind, Picture, check_length
+from penstock.read.kinds import Kind, check_length
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
 
 
-# In a folder with files like these, pictures are not the dataset.
+# If a folder has files like these, its pictures are not the dataset.
 OTHER_DATA = frozenset({"h5", "hdf5", "tar", "npz", "nii", "gz", "mdb", "lmdb", "arrow"})
 
 
@@ -78,7 +77,7 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
         parts["files"] = Part(ExtentStore({field: array}, options.files), columns.rows, {field: field})
     beside = [name for name in fields if name != field]
     if beside:
-        parts["columns"] = Part(columns.store.choosing(beside), None, {name: name for name in beside})
+        parts["columns"] = Part(columns.store.with_fields(beside), None, {name: name for name in beside})
     return FolderStore(parts, (*files.left_out, *columns.left_out))
 
 
@@ -126,40 +125,32 @@ def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenO
         keys=files.names, kind=None, table_bytes=files.index_bytes, pattern="*", layout="files of a folder",
         max_bytes=options.members.max_member_bytes, mtimes=files.mtimes, inodes=files.inodes, saved=files.saved,
     )  # fmt: skip
-    kind = _kind(array, kind_of, options)
+    kind = first_kind(
+        options,
+        range(array.rows),
+        lambda row: kind_of(_content(array, row, options)),
+        place=lambda row: array.file_at(row).path,
+        largest_picture=lambda: _largest_picture(array, options),
+    )
+    assert kind is not None, "a folder without files was refused before"
     return replace(array, stored=kind.dtype, shape=kind.shape, kind=kind)
 
 
-def _kind(array: LooseFiles, kind_of: "partial[Kind]", options: "OpenOptions") -> Kind:
-    """The kind of the first file, which all must have; with ``on_error="skip"``, of the first that can be read."""
-    first_error: DataError | None = None
-    for row in range(min(array.rows, MOST_TRIED if options.on_error == "skip" else 1)):
-        try:
-            check_length(int(array.lengths[row]), options.members.max_member_bytes)
-            data = np.empty(int(array.lengths[row]), np.uint8)
-            with options.files.lend(array.file_at(row)) as handle:
-                handle.read_into(0, data)
-            kind = kind_of(data.tobytes())
-            wanted = options.members
-            if isinstance(kind, Picture) and wanted.size is not None:
-                kind = replace(kind, shape=(*wanted.size, 3), fit=wanted.fit, largest=_largest_picture(array, options))
-            return kind
-        except DataError as error:
-            first_error = first_error or type(error)(f"{array.file_at(row).path}: {error}")
-    raise first_error or SchemaMismatch(f"{array.file.path}: no files")
+def _content(array: LooseFiles, row: int, options: "OpenOptions") -> bytes:
+    check_length(int(array.lengths[row]), options.members.max_member_bytes)
+    data = np.empty(int(array.lengths[row]), np.uint8)
+    with options.files.lend(array.file_at(row)) as handle:
+        handle.read_into(0, data)
+    return data.tobytes()
 
 
 def _largest_picture(array: LooseFiles, options: "OpenOptions") -> int:
-    """Pixels of the largest picture. Every header is read once, and the answer is saved while no file changes."""
     what = f"pixels of the largest picture of {array.describe()}, {crc32(np.ascontiguousarray(array.mtimes).data)}"
-    where, folder = FileId(os.path.abspath(array.file.path), 0, 0, 0), options.index_folder
-    saved = None if folder is None else savedcolumns.load(folder, where, what)
-    if saved is not None and isinstance(largest := saved.header.get("pixels"), int):
-        return min(largest, options.members.max_pixels)
-    largest = 0
+    return largest_picture(options, FileId(os.path.abspath(array.file.path), 0, 0, 0), what, _pixels(array, options))
+
+
+def _pixels(array: LooseFiles, options: "OpenOptions") -> Iterator[int]:
+    """Of each picture."""
     for row in range(array.rows):
         with options.files.lend(array.file_at(row)) as handle:
-            largest = max(largest, count_pixels(handle, 0, int(array.lengths[row])))
-    if folder is not None:
-        savedcolumns.save(folder, where, what, {"pixels": largest}, {})
-    return min(largest, options.members.max_pixels)
+            yield count_pixels(handle, 0, int(array.lengths[row]))

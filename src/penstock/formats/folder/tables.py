@@ -1,7 +1,7 @@
-"""Tables beside files: a CSV or Parquet file in which each row names a file and describes it.
+"""Tables beside files: a CSV or Parquet file whose rows name and describe the files.
 
-The column of names is found by looking: the first whose first entry is a file of the folder, by its path from there, by
-its name alone, or by its name without ending. The other columns become fields: whole numbers, numbers, or text.
+The column of names is the first whose first entry is a file of the folder: by its path from there, by its name alone,
+or by its name without ending. The other columns become fields: whole numbers, numbers, or text.
 """
 
 import csv
@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.base.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.base.text_column import TextColumn, decoded
+from penstock.dataset.memory import sample_digest
 from penstock.dataset.store import Out, StoreBase, check_rows, digest
 from penstock.errors import ConfigError, Corrupt, DataError, Missing, SchemaMismatch
 from penstock.files.retry import open_for_parser
@@ -67,9 +68,10 @@ class ColumnStore(StoreBase):
 
     @property
     def fingerprint(self) -> str:
-        return digest("columns", self._rows, *((name, _sum(column)) for name, column in self.columns.items()))
+        flat = {name: each if isinstance(each, np.ndarray) else each.buffer for name, each in self.columns.items()}
+        return digest("columns", self._rows, *((name, sample_digest(values)) for name, values in flat.items()))
 
-    def choosing(self, names: Sequence[str]) -> "ColumnStore":
+    def with_fields(self, names: Sequence[str]) -> "ColumnStore":
         return ColumnStore(
             {name: self.columns[name] for name in names}, self._rows, self.classes, self.checked_by, self.shared_index
         )
@@ -100,13 +102,7 @@ class ColumnStore(StoreBase):
 def _spec(column: Column) -> FieldSpec:
     if isinstance(column, np.ndarray):
         return FieldSpec(column.dtype)
-    longest = int(np.diff(column.ends, prepend=0).max(initial=0))
-    return FieldSpec(np.dtype(object), (), TEXT.name, TEXT.most_bytes(longest))
-
-
-def _sum(column: Column) -> str:
-    values = column if isinstance(column, np.ndarray) else column.buffer
-    return digest(values[:: max(1, len(values) // 4096)].tobytes())
+    return FieldSpec(np.dtype(object), (), TEXT.name, TEXT.most_bytes(column.longest))
 
 
 def find(root: str) -> str | None:

@@ -23,7 +23,7 @@ from penstock.dataset.held_values import HeldValues
 from penstock.dataset.rewrite import side_by_side
 from penstock.dataset.store import Store, StoreBase
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, SchemaMismatch, Unsafe
-from penstock.formats.hdf5.described import saved_array
+from penstock.formats.hdf5.description import saved_array
 from penstock.formats.hdf5.fallback import OWN_FILTERS, H5pyLayout, H5pyStore, installed_filters, opened
 from penstock.formats.hdf5.index import check_index
 from penstock.formats.hdf5.layout import StoredDataset, extents, fill_value_of, holes

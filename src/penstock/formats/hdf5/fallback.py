@@ -18,7 +18,7 @@ from penstock.dataset import sliced
 from penstock.dataset.sliced import SlicedStore
 from penstock.errors import ConfigError, Corrupt, PenstockError, Truncated, Unavailable
 from penstock.files.files import Files
-from penstock.formats.hdf5.described import repack_command
+from penstock.formats.hdf5.description import repack_command
 from penstock.formats.hdf5.remote_file import PAGED_BYTES, PagedFile
 
 # The largest chunk cache for h5py: it decodes a chunk once for all its rows in a read, if chunks are not huge.

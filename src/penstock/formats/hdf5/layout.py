@@ -13,7 +13,7 @@ from penstock.base.sizes import KiB, MiB, format_size
 from penstock.errors import Corrupt, LimitExceeded, Missing
 from penstock.formats.hdf5 import btree
 from penstock.formats.hdf5.btree import IndexNotUnderstood
-from penstock.formats.hdf5.described import checked, make_array, never_written, repack_command, saved_as
+from penstock.formats.hdf5.description import checked, make_array, never_written, repack_command, saved_as
 from penstock.formats.rows import without_axis
 from penstock.read import codecs, saved_chunks
 from penstock.read.extents import NEVER_WRITTEN, Chunks, ChunkTable, CodecId, Contiguous, Extents, KnownTable

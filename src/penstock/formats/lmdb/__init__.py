@@ -17,10 +17,9 @@ from penstock.base.file_id import FileId
 from penstock.dataset.extent_store import ExtentStore
 from penstock.dataset.store import Store
 from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, Missing, SchemaMismatch, Unsafe
-from penstock.formats.lmdb import keys as lmdbkeys
-from penstock.formats.lmdb import pages as lmdbwalk
+from penstock.formats.lmdb import keys, pages
 from penstock.formats.sample_fields import PICTURE_HEAD_BYTES, SampleFields
-from penstock.formats.tar import samples as tarindex
+from penstock.formats.tar import samples as tar_samples
 from penstock.formats.tar.samples import NOT_THERE, MemberTable, SampleTable
 from penstock.read import kinds, objects
 from penstock.read.extents import Extents
@@ -65,7 +64,7 @@ def open_file(path: str, options: "OpenOptions") -> Store:
 def _columns(samples: SampleFields) -> dict[str, int]:
     """The fields to read, and their columns in the table."""
     path, fields = samples.file.path, samples.options.fields
-    names = lmdbkeys.field_names(samples.table.fields)
+    names = keys.field_names(samples.table.fields)
     if names == [""]:  # each key is a sample: the one field has no name, and may be given one
         if fields is not None and len(fields) != 1:
             raise ConfigError(f"{path}: has one field, with one value per key, but fields names {len(fields)}")
@@ -90,18 +89,18 @@ def _table(file: FileId, options: "OpenOptions") -> SampleTable:
     folder = options.index_folder
     as_chosen = f"{SAVED_AS}: {options.fields!r}"
     if folder is not None:
-        saved = tarindex.load(folder, file, SAVED_AS) or tarindex.load(folder, file, as_chosen)
+        saved = tar_samples.load(folder, file, SAVED_AS) or tar_samples.load(folder, file, as_chosen)
         if saved is not None:
             return saved
     with options.files.lend(file) as handle:
-        databases = lmdbwalk.walk(handle, options.fields)
+        databases = pages.walk(handle, options.fields)
     named = list(databases) != [""]
-    table = _side_by_side(file, databases) if named else lmdbkeys.group(databases[""], kinds.is_known)
-    return table if folder is None else tarindex.save(folder, file, table, as_chosen if named else SAVED_AS)
+    table = _side_by_side(file, databases) if named else keys.group(databases[""], kinds.is_known)
+    return table if folder is None else tar_samples.save(folder, file, table, as_chosen if named else SAVED_AS)
 
 
 def _side_by_side(file: FileId, databases: Mapping[str, MemberTable]) -> SampleTable:
-    found = lmdbkeys.side_by_side(list(databases.items()))
+    found = keys.side_by_side(list(databases.items()))
     if found is None:
         counts = ", ".join(f"{name!r} ({len(each):,} keys)" for name, each in databases.items())
         raise SchemaMismatch(

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.base.file_id import FileId
 from penstock.base.text_column import TextColumn, decoded, ranges, same_as_before
 from penstock.errors import Corrupt, DataError, LimitExceeded, Missing
-from penstock.files import saved as savedcolumns
+from penstock.files import saved as saved_tables
 from penstock.files.saved import SavedTable
 from penstock.formats.tar.members import MemberTable
 from penstock.formats.tar.walk import walk
@@ -239,12 +239,12 @@ def find_dots(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.n
 
 def load(folder: str, file: FileId, name: str = _SAVED_AS) -> SampleTable | None:
     """The saved table of this archive, mapped, if it is complete and current."""
-    return _opened(file.path, savedcolumns.load(folder, file, name))
+    return _opened(file.path, saved_tables.load(folder, file, name))
 
 
 def left_of(folder: str, file: FileId) -> str:
     """``40 of 100 samples``: what is left of an archive that was longer when a table of it was saved."""
-    before = _opened(file.path, savedcolumns.load(folder, file, _SAVED_AS, of_any_version=True))
+    before = _opened(file.path, saved_tables.load(folder, file, _SAVED_AS, of_any_version=True))
     if before is None or not before.samples:
         return ""
     ends = (before.offsets + before.lengths).max(axis=1)
@@ -262,7 +262,7 @@ def save(folder: str, file: FileId, table: SampleTable, name: str = _SAVED_AS) -
         "key_ends": table.keys.ends,
         "keys": table.keys.buffer,
     }
-    return _opened(file.path, savedcolumns.save(folder, file, name, header, columns)) or table
+    return _opened(file.path, saved_tables.save(folder, file, name, header, columns)) or table
 
 
 def _opened(path: str, saved: SavedTable | None) -> SampleTable | None:

@@ -11,10 +11,10 @@ from penstock.base.file_id import FileId
 from penstock.dataset.extent_store import ExtentStore
 from penstock.dataset.store import Store
 from penstock.errors import DataError, Missing, Truncated
-from penstock.files import saved as savedcolumns
+from penstock.files import saved as saved_tables
 from penstock.formats.registry import NoSamples
 from penstock.formats.sample_fields import SampleFields
-from penstock.formats.tar import samples as tarindex
+from penstock.formats.tar import samples as tar_samples
 from penstock.formats.tar.samples import SampleTable
 from penstock.read import kinds
 from penstock.read.extents import Extents
@@ -41,11 +41,11 @@ def open_compressed(path: str, options: "OpenOptions") -> Store:
     """The samples of one compressed archive, of which an expanded copy is kept in the cache."""
     files, folder = options.files, options.index_folder
     packed = files.identify(path)
-    saved = None if folder is None else savedcolumns.load(folder, packed, _EXPANDED)
+    saved = None if folder is None else saved_tables.load(folder, packed, _EXPANDED)
     size = None if saved is None else saved.header.get("bytes")
     file = files.expanded(path, size if isinstance(size, int) else None)
     if folder is not None and saved is None:
-        savedcolumns.save(folder, packed, _EXPANDED, {"bytes": file.size}, {})
+        saved_tables.save(folder, packed, _EXPANDED, {"bytes": file.size}, {})
     return _opened(file, options)
 
 
@@ -78,18 +78,18 @@ def _opened(file: FileId, options: "OpenOptions") -> Store:
 
 def _table(file: FileId, options: "OpenOptions") -> SampleTable:
     folder = options.index_folder
-    found = None if folder is None else tarindex.load(folder, file)
+    found = None if folder is None else tar_samples.load(folder, file)
     if found is not None:
         return found
     with options.files.lend_in_order(file) as handle:
         try:
-            table = tarindex.group(tarindex.walk(handle))
+            table = tar_samples.group(tar_samples.walk(handle))
         except Truncated as error:
-            left = tarindex.left_of(folder, file) if folder is not None else ""
+            left = tar_samples.left_of(folder, file) if folder is not None else ""
             if not left:
                 raise
             raise Truncated(f"{error}. By an index of it from before, {left} are whole") from error
-    return table if folder is None else tarindex.save(folder, file, table)
+    return table if folder is None else tar_samples.save(folder, file, table)
 
 
 def _describe_fields(table: SampleTable) -> str:

@@ -24,7 +24,7 @@ from penstock.errors import ConfigError, Corrupt, LimitExceeded, Truncated
 from penstock.files.compression import name_compression
 from penstock.files.files import Files
 from penstock.files.handles import Handle, identify
-from penstock.formats.tar import header as tarheader
+from penstock.formats.tar import header
 from penstock.formats.tar.header import (
     BLOCK,
     EXTENDED,
@@ -215,25 +215,25 @@ class Walk:
 
     def explain(self, entry: Entry) -> str:
         """Why a member that is not a file has no bytes."""
-        return f"{self._place(entry.offset - BLOCK)}: member {tarheader.describe(entry.name, entry.kind, entry.target)}"
+        return f"{self._place(entry.offset - BLOCK)}: member {header.describe(entry.name, entry.kind, entry.target)}"
 
     def _parse(self, block: bytes, body: int) -> tuple[int, _Columns | None]:
         """The length of any header's body, and its entry; None if it is not a member."""
         name, digits, kind, target, magic, prefix = HEADER.unpack(block)
         try:
-            length = tarheader.number(digits)
+            length = header.number(digits)
         except ValueError:
             raise Corrupt(f"{self._place(body - BLOCK)}: the size is {digits!r}, not an octal number") from None
         if kind in EXTENDED:
             self._learn(kind, body, length)
             return length, None
-        name = tarheader.text(name)
+        name = header.text(name)
         if prefix[0] and magic == USTAR:
-            name = tarheader.text(prefix) + b"/" + name
+            name = header.text(prefix) + b"/" + name
         if kind == b"\0":  # v7 marks folders by their names
             kind = _FOLDER if name.endswith(b"/") else _FILE
         extra, self._extra = self._extra, self._common.copy()
-        name, target = extra.get(b"path") or name, extra.get(b"linkpath") or tarheader.text(target)
+        name, target = extra.get(b"path") or name, extra.get(b"linkpath") or header.text(target)
         length = 0 if kind in WITHOUT_BODY else int(extra.get(b"size") or length)
         if kind in IN_PIECES:
             self._refuse_pieces(body - BLOCK, kind)
@@ -252,10 +252,10 @@ class Walk:
         if len(content) < length:
             self._cut(body, "inside an extended header", length, len(content))
         if kind in LONG_NAMES:
-            self._extra[LONG_NAMES[kind]] = tarheader.text(content)
+            self._extra[LONG_NAMES[kind]] = header.text(content)
             return
         try:
-            records = tarheader.pax_records(content)
+            records = header.pax_records(content)
         except ValueError as error:
             raise Corrupt(f"{self._place(body - BLOCK)}: a damaged pax header: {error}") from None
         if b"GNU.sparse" in records:
@@ -266,8 +266,8 @@ class Walk:
 
     def _is_header(self, at: int, block: bytes | memoryview) -> bool:
         """Whether a block without the usual checksum has that of some old programs; False if it is zeros."""
-        stored, unsigned, signed = tarheader.checksums(memoryview(block))
-        if low_adler(stored) >= 0 and tarheader.number(stored) == signed:
+        stored, unsigned, signed = header.checksums(memoryview(block))
+        if low_adler(stored) >= 0 and header.number(stored) == signed:
             return True
         if block == _ZEROS:
             return False
@@ -293,7 +293,7 @@ class Walk:
         if not block.strip(b"\0"):
             return None
         is_usual = (at - end) % RECORD == 2 * BLOCK or (at - self._begin) % RECORD == 0
-        if not (is_usual and len(block) == BLOCK and tarheader.has_checksum(block)):
+        if not (is_usual and len(block) == BLOCK and header.has_checksum(block)):
             raise Corrupt(
                 f"{self._place(end)}: zeros end the archive here, but more follows at offset {at:,}, which is not the "
                 f"beginning of another archive. Bytes were lost or added: fetch it again, or leave it out"
