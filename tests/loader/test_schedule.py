@@ -250,6 +250,31 @@ def test_where_memory_is_tight_batches_are_the_same(tmp_path: Path) -> None:
     assert all((x.numpy() == values[rows]).all() for x, rows in kept)
 
 
+def test_an_order_is_computed_once_all_slots_of_a_read_are_there() -> None:
+    """Until then the caller may have use for the core, and for the interpreter's lock."""
+
+    class Counted(InOrder):
+        calls = 0
+
+        def at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+            self.calls += 1
+            return super().at(epoch, positions)
+
+    order = Counted(8 * 3000)
+    partition = Partition(len(order), 8)
+    request = Request(
+        fields={"x": FieldSpec(np.dtype(np.uint8), (100,))}, batch_rows=8, steps=partition.steps, threads=1,
+        limit_bytes=2**40, scratch_bytes=lambda rows: 0,
+    )  # fmt: skip
+    slots = [None, None, 0, None, 1, None, 2]  # the first read has one batch, the second has two
+    found = reads(Epoch(0, order, partition), make_plan(request), lambda: slots.pop(0))
+    assert [next(found), next(found)] == [None, None]
+    assert order.calls == 0
+    assert [batch.slot for batch in next(found).batches] == [0]
+    assert [next(found), next(found)] == [None, None]
+    assert [batch.slot for batch in next(found).batches] == [1, 2]
+
+
 def test_the_first_batch_waits_for_no_others() -> None:
     """Small batches are read together, but an epoch begins with one by itself."""
     order = InOrder(8 * 3000)

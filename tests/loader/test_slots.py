@@ -14,7 +14,7 @@ import torch
 from penstock.base.machine import held_bytes
 from penstock.base.scratch import ALIGNMENT
 from penstock.base.spec import FieldSpec
-from penstock.loader.slots import Slots, slot_bytes
+from penstock.loader.slots import REST_S, SMALL_BATCH_BYTES, Slots, slot_bytes
 
 MiB = 2**20
 FIELDS = {
@@ -251,6 +251,29 @@ def test_threads_are_woken_once_there_are_enough_slots_for_a_read():
         assert not slots.ensure(1)
         assert wake_ups.qsize() == 1
     assert len(free_numbers(slots)) == 3
+
+
+def test_threads_rest_while_a_caller_takes_small_batches(monkeypatch):
+    """Unless the caller waits, or has needed long for the batches that were ready."""
+    now = [100.0]
+    monkeypatch.setattr("penstock.loader.slots.time.monotonic", lambda: now[0])
+    slots, wake_ups = Slots(FIELDS, 4, 6, wake_from=3), SimpleQueue()
+    slots.wake(wake_ups)
+    slots.wake_at_once()
+    wake_ups.get_nowait()
+    assert not slots.ensure(1)
+    assert wake_ups.empty()
+    now[0] += REST_S
+    assert not slots.ensure(1)
+    assert wake_ups.qsize() == 1
+
+
+def test_threads_never_rest_where_batches_are_large():
+    slots, wake_ups = Slots(FIELDS, 1 + SMALL_BATCH_BYTES // 21, 6, wake_from=3), SimpleQueue()
+    slots.wake(wake_ups)
+    for _ in range(2):
+        assert not slots.ensure(1)
+        wake_ups.get_nowait()
 
 
 def test_many_threads_lend_and_return():

@@ -128,7 +128,7 @@ class Readers:
             if is_under_way:
                 is_under_way = self._team.exchange(left)
             else:
-                self._team.wake_ups.put(None)  # the last read of an epoch may need fewer slots than threads wake for
+                self.slots.wake_at_once()  # the last read of an epoch may need fewer slots than threads wake for
                 with suppress(Empty):
                     self._receive(self._posted.get(timeout=left))
                 is_under_way = self._team.exchange(0)

@@ -103,40 +103,58 @@ def reads(
     return _row_reads(epoch, plan, take_slot)
 
 
-def _steps(epoch: Epoch, together: int, batch_rows: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Some steps at a time: the lowest position, all rows, and the bounds of each step among them.
+class _RowsOfSteps:
+    """The rows of some steps at a time; the order is asked for thousands of positions at a time."""
 
-    An epoch begins with one step, then two, then four: its first batch waits for no others. The order is asked for
-    thousands of positions at a time.
-    """
-    partition, count = epoch.partition, 1
-    stride = together * max(1, PIECE // (together * batch_rows))
-    for first in range(0, partition.steps, stride):
-        last = min(first + stride, partition.steps)
-        positions, bounds = partition.positions(first, last)
-        rows = epoch.order.at(epoch.number, positions)
-        begin = 0
-        while begin < last - first:
-            here = bounds[begin : begin + count + 1]
-            yield int(positions[here[0] : here[-1]].min()), rows[here[0] : here[-1]], here - here[0]
-            begin, count = begin + count, min(2 * count, together)
+    def __init__(self, epoch: Epoch, together: int, batch_rows: int) -> None:
+        self._epoch = epoch
+        self._stride = together * max(1, PIECE // (together * batch_rows))
+        """A whole number of reads, ``together`` steps each."""
+        self._first = self._last = 0
+        self._positions = self._rows = self._bounds = np.empty(0, np.int64)
+
+    def __call__(self, first: int, last: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Of these steps: the lowest position, all rows, and the bounds of each step among them."""
+        if last > self._last:
+            partition = self._epoch.partition
+            self._first, self._last = first, min(first + self._stride, partition.steps)
+            self._positions, self._bounds = partition.positions(first, self._last)
+            self._rows = self._epoch.order.at(self._epoch.number, self._positions)
+        bounds = self._bounds[first - self._first : last - self._first + 1]
+        here = slice(bounds[0], bounds[-1])
+        return int(self._positions[here].min()), self._rows[here], bounds - bounds[0]
+
+
+def _steps_of_reads(steps: int, together: int) -> Iterator[range]:
+    """Steps that are read together: one, then two, then four, so that the first batch waits for no others."""
+    first, count = 0, 1
+    while first < steps:
+        yield range(first, min(first + count, steps))
+        first, count = first + count, min(2 * count, together)
 
 
 def _row_reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read | None]:
-    step = 0
-    for _, rows, bounds in _steps(epoch, plan.batches_per_read, plan.batch_rows):
-        batches = []
-        for begin, end in pairwise(bounds.tolist()):
-            while (slot := take_slot()) is None:
+    together = plan.batches_per_read
+    rows_of = _RowsOfSteps(epoch, together, plan.batch_rows)
+    for steps in _steps_of_reads(epoch.partition.steps, together):
+        slots: list[int] = []
+        while len(slots) < len(steps):  # before anything is computed: the caller may have use for the core
+            if (slot := take_slot()) is None:
                 yield None
-            batches.append(Batch(step, slot, rows[begin:end]))
-            step += 1
+            else:
+                slots.append(slot)
+        _, rows, bounds = rows_of(steps.start, steps.stop)
+        edges = bounds.tolist()
+        batches = [
+            Batch(step, slot, rows[begin:end])
+            for step, slot, (begin, end) in zip(steps, slots, pairwise(edges), strict=True)
+        ]
         if len(batches) > 1:
             places = np.arange(len(rows)) - np.repeat(bounds[:-1], np.diff(bounds))
-            yield Read(batches=batches, rows=rows, places=places, bounds=bounds.tolist())
+            yield Read(batches=batches, rows=rows, places=places, bounds=edges)
         else:
             # All threads divide the first batch of an epoch, which the caller waits for.
-            most = plan.rows_per_read if step > 1 else min(plan.rows_per_read, -(-plan.batch_rows // plan.threads))
+            most = plan.rows_per_read if steps.start else min(plan.rows_per_read, -(-plan.batch_rows // plan.threads))
             batches[0].reads_left = _count_parts(batches[0], most)
             yield from _reads_of(batches[0], most)
 
@@ -162,7 +180,8 @@ def _block_reads(
     partition, windows, shares = epoch.partition, order.windows(epoch.number), plan.shares
     fields = None if deferred is None else deferred.blocked
     waiting: list[_OpenRows] = []
-    steps = _steps(epoch, 1, plan.batch_rows)
+    rows_of = _RowsOfSteps(epoch, 1, plan.batch_rows)
+    steps = (rows_of(step, step + 1) for step in range(partition.steps))
     step, ahead = 0, next(steps, None)
     begins: list[int] = []  # of the batches that are not complete
     least = plan.window_batches if plan.is_tight else 0

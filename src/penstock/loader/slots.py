@@ -14,6 +14,7 @@ is C and reentrant, and the next call that needs a slot does the rest.
 
 import itertools
 import os
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +34,7 @@ from penstock.base.scratch import (
     shared_buffer,
     use_large_pages,
 )
+from penstock.base.sizes import KiB
 from penstock.base.spec import Fields
 from penstock.errors import Unavailable
 
@@ -44,6 +46,11 @@ Pin = Callable[[np.ndarray], Callable[[], None]]
 BATCH_RECORD_BYTES = 512
 # Row numbers are int64.
 BATCH_ROW_BYTES = 8
+
+# Handing out a batch this small takes longer than reading it, and a thread that reads at the same time takes the
+# interpreter's lock from the caller. Threads that were woken rest so long, unless the caller waits for a batch.
+SMALL_BATCH_BYTES = 64 * KiB
+REST_S = 0.02
 
 _KEYS = itertools.count()
 
@@ -89,6 +96,8 @@ class Slots:
         self.fields, self.rows, self.planned, self._is_tight = fields, rows, planned, is_tight
         self._wake_from = wake_from
         """So many free slots are worth waking a thread for."""
+        self._rest_s = REST_S if slot_bytes(fields, rows) <= SMALL_BATCH_BYTES else 0.0
+        self._rest_until = 0.0
         self.key = next(_KEYS)
         """Tells the memory of these slots from that of others."""
         self.added_peak = 0
@@ -218,6 +227,11 @@ class Slots:
         self._block = None
         self._added.clear()
 
+    def wake_at_once(self) -> None:
+        """Wake a thread: the caller waits."""
+        self._rest_until = time.monotonic() + self._rest_s
+        self._wake_ups.put(None)
+
     def _block_of(self, number: int) -> "SlotBlock":
         block = self._block if number < self.planned else self._added[number]
         if block is None:
@@ -250,8 +264,9 @@ class Slots:
 
     def _wake(self) -> None:
         """Wake a thread if there are enough slots for it; one look of a thread sees all of them."""
-        if self._free.qsize() + self._returned.qsize() >= self._wake_from and self._wake_ups.empty():
-            self._wake_ups.put(None)
+        is_enough = self._free.qsize() + self._returned.qsize() >= self._wake_from
+        if is_enough and self._wake_ups.empty() and (not self._rest_s or time.monotonic() >= self._rest_until):
+            self.wake_at_once()
 
 
 def block_bytes(fields: Fields, places: int) -> int:
