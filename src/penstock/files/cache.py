@@ -5,15 +5,14 @@ ETag and its time: two addresses never share an entry, and neither do two versio
 
 Rules:
 1. An entry is complete: it is written under another name, checked, and renamed. Digests of its blocks are written
-   beside it, so that a copy that was damaged later is noticed when it is read; it is then removed and fetched again, and so is
-   one of another size.
+   beside it, so that a copy that was damaged later is noticed when it is read; it is then removed and fetched again,
+   and so is one of another size.
 2. One process fetches and the others wait for it. Its lock ends with the process, however that ends; the next process
    removes what it left unfinished.
 3. Room is made before it is used, by removing the copies that were not read for the longest time; never one that is
    being read, which is locked, and never a file that is not named as above.
-4. The folder and what is in it are the user's own, or root's, and no other user may write to it or
-   replace it: such a user could choose the data.
-   Folders are made 0700 and files 0600, and no link is followed.
+4. The folder and what is in it are the user's own, or root's, and no other user may write to it or replace it: such a
+   user could choose the data. Folders are made 0700 and files 0600, and no link is followed.
 5. Waiting ends when the fetching process has written nothing for ``patience_s``, or there was no room for that long.
 """
 
