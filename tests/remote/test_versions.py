@@ -129,7 +129,7 @@ def test_a_file_that_is_empty_now(server):
 def test_an_address_that_cannot_be_written_is_none():
     some = remote_files(None, None, QUICK)
     for address in ("http://127.0.0.1:1/\ud800.npy", "http://127.0.0.1:1/a?b=\ud800", "http://\ud800/a"):
-        with pytest.raises(PenstockError, match="not an address"):
+        with pytest.raises(PenstockError, match="not a valid address"):
             some.identify(some.remote.admit(address))
 
 
