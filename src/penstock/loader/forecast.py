@@ -12,7 +12,7 @@ from typing import Any
 from penstock.base import checks, html
 from penstock.base.dtypes import numpy_dtype
 from penstock.base.machine import cores, free_bytes
-from penstock.base.sizes import format_count, format_size
+from penstock.base.sizes import format_size
 from penstock.base.spec import Fields, FieldSpec, ReadPath, row_bytes
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.explain import GOOD_QUALITY, epoch_bytes
@@ -24,7 +24,7 @@ from penstock.loader.partition import Partition
 from penstock.loader.placement import check_threads
 from penstock.loader.plan import Plan, make_plan
 from penstock.loader.plan_request import Request
-from penstock.loader.plan_text import ALONE, HolderRow, as_html, text_lines
+from penstock.loader.plan_text import ALONE, BATCHES, HolderRow, as_html, describe, text_lines
 from penstock.loader.request import memory_limit
 from penstock.loader.rivals import Habits, LoadingJob, Rival, check_habits, rivals
 from penstock.loader.trial import try_out
@@ -107,8 +107,10 @@ class Forecast:
         return "".join([*sizes, *texts])
 
     def _sizes(self) -> list[tuple[str, list[HolderRow]]]:
-        why = "a quarter of the free memory" if self.plan.limit_note else ""
-        held = [*self._held(), ("planned", self.peak_bytes, ""), ("budget", self.plan.limit_bytes, why)]
+        held = [
+            (holder, bytes_, f"{why}, pinned" if self.pinned and holder == BATCHES else why)
+            for holder, bytes_, why in describe(self.plan)[0]
+        ]
         others = [(rival.name, rival.peak_bytes, rival.text) for rival in self.rivals]
         return [
             ("Size of the data in memory", self._data()),
@@ -150,17 +152,6 @@ class Forecast:
     def _against_free(self) -> str:
         times = self.contents.whole_bytes / max(1, free_bytes())
         return f", {times:,.1f} times the memory that is free here" if times >= 1 else ""
-
-    def _held(self) -> list[HolderRow]:
-        plan, why = self.plan, {"index": "where the samples are", "base": "libraries, queues, tables"}
-        each = f"{plan.slots} slots of {format_size(plan.batch_bytes)}"
-        window = f", of which a window fills {plan.window_batches}" if plan.window_rows else ""
-        why["batches"] = each + window + (", pinned" if self.pinned else "")
-        why["reading"] = f"scratch of {format_count(plan.threads, 'thread')}"
-        why["processes"] = f"{plan.processes} reader processes, and one copy of the tables for all"
-        why["spare"] = f"scratch of up to {plan.spare_threads} more, if files are slow"
-        why["schedule"] = "row numbers, records of batches"
-        return [(holder, bytes_, why.get(holder, "")) for holder, bytes_ in plan.holders.items()]
 
     def _epoch(self) -> list[str]:
         plan = self.plan

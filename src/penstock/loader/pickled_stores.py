@@ -28,7 +28,7 @@ _REGISTERING = fork.Lock()
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """Where the parts of a pickled_stores lie in its memory: first the pickle, then the arrays."""
+    """Where the parts of pickled stores lie in memory: first the pickle, then the arrays."""
 
     sizes: Sequence[int]
 
@@ -46,7 +46,7 @@ class BufferLayout:
 
 
 class PickledStores:
-    """Stores as they are sent. Making one copies no arrays; ``load`` does."""
+    """Stores as they are sent. Arrays are copied only by ``copy_to_shared``."""
 
     def __init__(self, stores: Sequence[StoreBase]) -> None:
         buffers: list[pickle.PickleBuffer] = []
@@ -55,12 +55,12 @@ class PickledStores:
 
     @property
     def bytes(self) -> int:
-        """Bytes of it that all processes hold together."""
+        """The memory that all processes share."""
         return self.layout.bytes
 
     @property
     def pickle_bytes(self) -> int:
-        """The part that is unpickled into objects of each process."""
+        """The part that each process unpickles into objects of its own."""
         return self._parts[0].nbytes
 
     def mentions(self, module: str) -> bool:
@@ -68,7 +68,7 @@ class PickledStores:
         return module.encode() in bytes(self._parts[0])
 
     def copy_to_shared(self) -> int:
-        """A descriptor of memory that holds it."""
+        """A descriptor of shared memory that holds the pickle and the arrays."""
         memory, descriptor = shared_memory(self.bytes)
         for begin, part in zip(self.layout.begins, self._parts, strict=True):
             memory[begin : begin + part.nbytes] = part

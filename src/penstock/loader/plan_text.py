@@ -58,6 +58,8 @@ def describe(plan: Any) -> tuple[list[HolderRow], Sequence[str]]:
         **{batches_of(name): _describe_batches(one) for name, one in (several or {ALONE: plan}).items()},
         READING: f"{format_count(plan.threads, 'thread')} for all" if several else _describe_reading(plan),
         SCHEDULE: "row numbers, records of batches",
+        INDEX: "where the samples are",
+        BASE: "libraries, queues, tables",
         PROCESSES: f"{format_count(plan.processes, 'process')} that read, and one copy of the tables for all",
         SPARE: f"for up to {format_count(plan.spare_threads, 'more thread')} if files are slow",
     }

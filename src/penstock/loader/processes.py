@@ -257,7 +257,7 @@ class ReaderProcess:
             self._early_deaths += 1
             if self._early_deaths < EARLY_DEATHS:
                 return False
-            ready = Ready(0, "it ended while it started")
+            ready = Ready("it ended while it started")
         if ready.failure:
             self._fail(ready.failure)
             return False

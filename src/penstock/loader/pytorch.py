@@ -96,7 +96,7 @@ SENT_BY_VALUE = 64 * KiB
 """Copying fewer bytes takes less time than sending a descriptor of them."""
 
 
-def send_rooms() -> bool:
+def send_segments() -> bool:
     """From now on, this worker of torch's loader sends tensors in segments as they are; False where it cannot."""
     can = CAN_SHARE and torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
     if can:

@@ -24,7 +24,6 @@ import numpy as np
 from penstock.base import counters, sample_rng, torch_threads
 from penstock.base import scratch as memory
 from penstock.base import stop as stopping
-from penstock.base.machine import anonymous_and_shared_bytes
 from penstock.base.scratch import map_shared
 from penstock.dataset.store import StoreBase
 from penstock.errors import DecodeFailed, PenstockError, WorkerDied
@@ -57,8 +56,6 @@ class Setup:
 class Ready:
     """The answer to the set-up."""
 
-    held_bytes: int
-    """Memory of the process with all its imports."""
     failure: str = ""
     """Why it cannot read."""
 
@@ -108,9 +105,9 @@ def _start(control: socket.socket, setup: Setup, stored: int) -> "ReadServer":
     try:
         reader = ReadServer(load_stores(stored, setup.layout), skip=setup.skip)
     except BaseException as error:
-        wire.send(control, Ready(0, "".join(traceback.format_exception_only(error)).strip()))
+        wire.send(control, Ready("".join(traceback.format_exception_only(error)).strip()))
         os._exit(1)
-    wire.send(control, Ready(anonymous_and_shared_bytes()[0]))
+    wire.send(control, Ready())
     return reader
 
 
@@ -155,7 +152,7 @@ class ReadServer:
         for store in self._stores:
             store.close()
 
-    # Lanes.
+    # Reads.
 
     def _serve_connection(self, connection: socket.socket) -> None:
         try:
@@ -297,7 +294,3 @@ def _sent(error: BaseException) -> SentError:
 def _trace(error: BaseException) -> str:
     text = "".join(traceback.format_exception(error)).rstrip()
     return text if len(text) <= 2 * LONGEST_TEXT else f"{text[:LONGEST_TEXT]}\n…\n{text[-LONGEST_TEXT:]}"
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

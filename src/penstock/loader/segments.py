@@ -33,7 +33,7 @@ MOST_KNOWN = 32
 """Segments per column. A caller who keeps more batches than that gets fresh memory for each."""
 
 MOST_MAPPED = 8
-"""SegmentPool of one process that its parent keeps mapped, with three descriptors each."""
+"""Segments of one process that its parent keeps mapped, with three descriptors each."""
 
 LONGEST_WAIT_S = 2.0
 """The longest wait for a segment to come back; it never exceeds the time that the last batch took. A worker that must

@@ -133,9 +133,9 @@ def verify(
 
 def _engine(executor: Any, workers: int | None) -> Engine:
     chosen = "serial" if executor is None and workers is None else checked_executor(executor)
-    return chosen, 1 if chosen == "serial" else cores() if workers is None else checks.whole(
-        "workers", workers, least=1
-    )
+    if chosen == "serial":
+        return chosen, 1
+    return chosen, cores() if workers is None else checks.whole("workers", workers, least=1)
 
 
 def _with_archives(verdict: Verdict, source: Any) -> Verdict:

@@ -94,7 +94,7 @@ class SentError:
 
     def rebuild(self) -> Exception:
         """The exception, with the traceback of the other process as its cause."""
-        error: Exception = pickle.loads(self.pickled)  # noqa: S301  # made by ``sent`` in our own process
+        error: Exception = pickle.loads(self.pickled)  # noqa: S301  # made by our own process
         if self.trace:
             error.__cause__ = ReaderTraceback(self.trace)
         return error

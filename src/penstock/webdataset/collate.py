@@ -27,10 +27,10 @@ def column_segments(place: Place) -> ColumnSegments | None:
     """Memory for the batches of a pass, shared if they are sent to another process; None where that cannot be."""
     if not place.in_worker:
         return defaultdict(partial(SegmentPool, is_shared=False))
-    from penstock.loader.pytorch import send_rooms
+    from penstock.loader.pytorch import send_segments
 
     # Whoever waits for the next batch of a single worker still holds its last one.
-    return defaultdict(partial(SegmentPool, is_shared=True, is_patient=place.workers > 1)) if send_rooms() else None
+    return defaultdict(partial(SegmentPool, is_shared=True, is_patient=place.workers > 1)) if send_segments() else None
 
 
 def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Batch:
