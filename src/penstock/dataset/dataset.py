@@ -23,7 +23,7 @@ from penstock.dataset.lazy import CHUNK_BYTES, to_dask
 from penstock.dataset.map import EachTransform, Mapped, MappedEach, Transform
 from penstock.dataset.normalize import Normalized
 from penstock.dataset.rewrite import cast_fields, choose_fields, normalize_field, permute_fields, select_part
-from penstock.dataset.row_numbers import row_numbers, whole_rows
+from penstock.dataset.row_numbers import row_numbers
 from penstock.dataset.second_pass import Padded, Permuted
 from penstock.dataset.store import Store, StoreBase, as_base
 from penstock.dataset.thumbnails import thumbnails
@@ -283,8 +283,7 @@ class Dataset:
         """Samples made of several rows: ``rows`` is (samples, rows of each). Fields get an axis for them, or with
         ``mean=True`` are averaged. -1 stands for no row: its place gets the mean of the others, or zeros.
         """
-        checks.one_of("gather: absent", absent, ("mean", "zeros"))
-        gathered = Gathered(self._delivered, whole_rows(rows), mean=checks.flag("gather: mean", mean), absent=absent)
+        gathered = Gathered(self._delivered, rows, mean=mean, absent=absent)
         return Dataset(gathered, None, self.left_out, None, self.fields_left_out)
 
     def to_dask(self, chunk: int | str = CHUNK_BYTES) -> dict[str, Any]:

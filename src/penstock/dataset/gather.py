@@ -5,10 +5,11 @@ mean of the sample's rows, or zeros.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from penstock.base import checks
 from penstock.base.dtypes import is_inexact
 from penstock.base.scratch import aligned, borrow
 from penstock.base.spec import Fields, FieldSpec, Origin
@@ -26,21 +27,24 @@ class Gathered(Wrapper):
 
     accepts_strided = False
 
-    def __init__(self, store: StoreBase, rows: np.ndarray, *, mean: bool = False, absent: Absent = "mean") -> None:
+    def __init__(self, store: StoreBase, rows: Any, *, mean: bool = False, absent: Absent = "mean") -> None:
         super().__init__(store)
+        rows = np.asarray(rows)
+        if rows.ndim != 2 or rows.shape[1] < 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise ConfigError(
+                f"gather: rows are {rows.dtype} of shape {rows.shape}: expected whole numbers, (samples, rows per "
+                f"sample)"
+            )
         self.rows = np.ascontiguousarray(rows, np.int64)
-        if self.rows.ndim != 2 or self.rows.shape[1] < 1:
-            raise ConfigError(f"gather: rows have shape {np.shape(rows)}: expected (samples, rows per sample)")
-        if absent not in ("mean", "zeros"):
-            raise ConfigError(f'gather: absent={absent!r}: expected "mean" or "zeros"')
-        self.mean, self.absent = mean, absent
+        self.mean = checks.flag("gather: mean", mean)
+        self.absent: Absent = checks.one_of("gather: absent", absent, get_args(Absent))
         there = self.rows != NO_ROW
         try:
             check_rows(self.rows[there], store)
         except OutOfRange as error:
             raise OutOfRange(f"gather: {error}; {NO_ROW} stands for no row") from None
         self._some_absent = not bool(there.all())
-        averages = mean or (absent == "mean" and self._some_absent)
+        averages = self.mean or (absent == "mean" and self._some_absent)
         if averages and not there.any(axis=1).all():
             raise ConfigError(f"gather: sample {int(np.argmin(there.any(axis=1)))} has no row at all")
         whole = [name for name, spec in store.fields.items() if not is_inexact(spec.dtype)]

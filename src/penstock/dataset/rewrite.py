@@ -127,7 +127,8 @@ def _below(changes: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
 
 # Normalizing deferred to the device: slots and the bus then carry rows as they are stored.
 
-Rows = Callable[[np.ndarray], np.ndarray]
+RowMap = Callable[[np.ndarray], np.ndarray]
+"""From numbers of rows to other numbers: of rows below, or of groups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +139,7 @@ class Rescale:
     """(groups, elements per row)"""
     factor: np.ndarray
     dtype: np.dtype
-    groups: Rows
+    groups: RowMap
     """The group of each of these rows; several per sample where a sample is made of several rows."""
 
 
@@ -254,7 +255,7 @@ def _of_branches(
     return Rescale(mean, factor, first.dtype, groups)
 
 
-def _of_rows(step: Rescale, inner: Rows) -> Rescale:
+def _of_rows(step: Rescale, inner: RowMap) -> Rescale:
     """The same step for rows that have other numbers below."""
     return replace(step, groups=lambda rows: step.groups(inner(rows)))
 

@@ -24,11 +24,3 @@ def row_numbers(index: Any, length: int) -> np.ndarray:
         raise OutOfRange(f"row {bad} is out of range: the dataset has {length:,} rows, 0 to {length - 1:,}")
     rows = rows.astype(np.int64)
     return np.where(rows < 0, rows + length, rows)
-
-
-def whole_rows(rows: Any) -> np.ndarray:
-    """Row numbers, which must be whole already: converting would round them."""
-    found = np.asarray(rows)
-    if found.size and found.dtype.kind not in "iu":
-        raise ConfigError(f"gather: rows are {found.dtype}: expected whole numbers, (samples, rows of each)")
-    return found

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class TableCache:
-    """TableCache that readers derive from a part of a row: one per storage geometry, shared by all files."""
+    """Tables that readers derive from a part of a row: one per storage geometry, shared by all files."""
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, int]] = {}
