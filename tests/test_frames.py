@@ -52,18 +52,35 @@ def gzip_files(folder: Path) -> ps.Dataset:
     return ps.open(folder / "*.h5")
 
 
-def samples(folder: Path) -> ps.Dataset:
-    with TarWriter(str(folder / "x.tar")) as writer:
+def shard(path: Path, fields: dict[str, Any]) -> Path:
+    with TarWriter(str(path)) as writer:
         for number in range(8):
-            writer.write({"__key__": f"{number:03}", "npy": np.full(5000, number)})
-    return ps.open(folder / "x.tar")
+            writer.write({"__key__": f"{path.stem}{number:03}", **fields})
+    return path
+
+
+ARRAY, PICTURE = np.full(5000, 7), np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)
+
+
+def arrays(folder: Path) -> ps.Dataset:
+    return ps.open(shard(folder / "x.tar", {"npy": ARRAY}))
+
+
+def pictures(folder: Path) -> ps.Dataset:
+    return ps.open(shard(folder / "x.tar", {"jpg": PICTURE}))
+
+
+def several_fields_of_two_shards(folder: Path) -> ps.Dataset:
+    return ps.open([shard(folder / f"{name}.tar", {"jpg": PICTURE, "npy": ARRAY, "cls": 3}) for name in "ab"])
 
 
 @pytest.mark.parametrize(
     ("make", "most"),
     [
         pytest.param(gzip_files, MOST_FOR_CHUNKS, id="gzip HDF5"),
-        pytest.param(samples, MOST_FOR_MEMBERS, id="tar"),
+        pytest.param(arrays, MOST_FOR_MEMBERS, id="arrays in tar"),
+        pytest.param(pictures, MOST_FOR_MEMBERS, id="pictures in tar"),
+        pytest.param(several_fields_of_two_shards, MOST_FOR_MEMBERS, id="several fields in tar"),
     ],
 )
 def test_a_read_is_few_calls_deep(

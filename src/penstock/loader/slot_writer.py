@@ -51,25 +51,29 @@ class SlotWriter:
         """Do a read, and measure it."""
         began, began_computing = time.perf_counter(), time.thread_time()
         for first, last in self._groups(read):
-            self._fill(read, first, last)
+            try:  # without a call in between: reads are many, and deep
+                self._store.read(*self._arguments(read, first, last))
+            except BaseException as error:
+                self._record_error(error, read, first, last)
         reading, computing = time.perf_counter() - began, time.thread_time() - began_computing
         return ReadCosts(reading, computing, counters.collect())
 
-    def _fill(self, read: Read, first: int, last: int) -> None:
-        """Fill these batches of a read; after an error, find out which batch or sample it belongs to."""
-        try:
-            self._store.read(*self._arguments(read, first, last))
-        except BaseException as error:
-            if stopping.asked():  # these batches are not needed any more
-                return
-            if self._skip and isinstance(error, BAD_INPUT):
-                for number in range(first, last):
-                    self._skip_bad(read.of_batch(number), read.fields, known_bad=last - first == 1)
-            elif last - first == 1:
-                read.batches[first].error = _as_exception(error)
-            else:
-                for number in range(first, last):
-                    self._fill(read, number, number + 1)
+    def _record_error(self, error: BaseException, read: Read, first: int, last: int) -> None:
+        """Find out which of these batches, or which of their samples, an error belongs to."""
+        if stopping.asked():  # these batches are not needed any more
+            return
+        is_alone = last - first == 1
+        if self._skip and isinstance(error, BAD_INPUT):
+            for number in range(first, last):
+                self._skip_bad(read.of_batch(number), read.fields, known_bad=is_alone)
+        elif is_alone:
+            read.batches[first].error = _as_exception(error)
+        else:
+            for number in range(first, last):
+                try:
+                    self._store.read(*self._arguments(read, number, number + 1))
+                except BaseException as own:
+                    self._record_error(own, read, number, number + 1)
 
     def _groups(self, read: Read) -> Iterator[tuple[int, int]]:
         """Batches that one call can fill: in the same arrays and, unless scattered, one after another."""
