@@ -111,7 +111,8 @@ def guessed_chunks(path: str) -> Iterator[int]:
 
 def pictures(folder: str, batch: int, planes: bool) -> Iterator[int]:
     """JPEGs as float32, channels last or in planes, with their voxels."""
-    from penstock.formats.tar.samples import group, walk
+    from penstock.formats.tar.samples import group
+    from penstock.formats.tar.walk import walk
 
     found, files = [], opened(sorted(Path(folder).glob("*.tar")))
     for path, descriptor in files.items():

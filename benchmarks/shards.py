@@ -151,7 +151,8 @@ def _unpack(record: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 def bare(folder: str, batch: int) -> Iterator[int]:
     """Two threads, each with a batch of memory that it uses again and again; nothing is handed over."""
-    from penstock.formats.tar.samples import group, walk
+    from penstock.formats.tar.samples import group
+    from penstock.formats.tar.walk import walk
 
     places = []
     for path in sorted(Path(folder).glob("*.tar")):

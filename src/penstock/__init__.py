@@ -65,12 +65,6 @@ __all__ = [
 _HOMES = {
     "dataset.composition": ("concat", "from_arrays", "join"),
     "dataset.dataset": ("Dataset",),
-    "errors": (
-        "BudgetExceeded", "CacheIsFull", "Changed", "ConfigError", "ConvertFailed", "Corrupt", "DataError",
-        "DecodeFailed", "FieldsLeftOut", "KeptBatches", "LimitExceeded", "Missing", "OutOfRange", "PenstockError",
-        "ReadersNotStarted", "SchemaMismatch", "SourceError", "StateMismatch", "TransformFailed", "Truncated",
-        "Unavailable", "Unsafe", "WorkerDied", "WrongArgument",
-    ),
     "conversion.convert": ("convert",),
     "formats.open": ("open", "open_raw"),
     "loader.forecast": ("plan",),
@@ -85,7 +79,7 @@ _HOMES = {
     "loader.verify": ("verify",),
     "loader.verify_files": ("write_manifest",),
 }  # fmt: skip
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = dict.fromkeys(__all__, "errors") | {name: home for home, names in _HOMES.items() for name in names}
 
 
 # Modules that users import under a shorter name: ``from penstock.measure import measure``.

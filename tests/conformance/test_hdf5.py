@@ -196,3 +196,12 @@ def test_no_handle_of_the_library_stays_open(tmp_path: Path) -> None:
         ds[[0, 5, 11]]
         kinds = h5py.h5f.OBJ_FILE | h5py.h5f.OBJ_DATASET | h5py.h5f.OBJ_GROUP
         assert h5py.h5f.get_obj_count(h5py.h5f.OBJ_ALL, kinds) == 0
+
+
+@pytest.mark.parametrize("layout", ["scale-offset", "gzip + shuffle"])
+def test_the_tables_of_a_mask_count_however_its_rows_are_read(tmp_path: Path, layout: str) -> None:
+    write(tmp_path / "a.h5", made((4, 600, 60), "<i2"), LAYOUTS[layout])
+    mask = np.random.default_rng(0).random((600, 60)) > 0.5
+    chosen = ps.open(tmp_path / "a.h5").select_within("betas", mask)
+    chosen[0]
+    assert sum(chosen.store.shared_index.values()) >= 8 * np.count_nonzero(mask), "a number for each element"

@@ -16,7 +16,7 @@ import penstock as ps
 from penstock import webdataset
 from penstock.base import counters
 from penstock.dataset.extent_store import ExtentStore
-from penstock.formats.tar import samples as tar_samples
+from penstock.formats.tar import store as tar_store
 from penstock.testing import check_resume, check_store
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -406,13 +406,13 @@ def test_workers_of_torchs_own_loader(shards: Path, workers: str) -> None:
 def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The archives whose headers were walked."""
     seen: list[str] = []
-    walk = tar_samples.walk
+    walk = tar_store.walk
 
     def noted(archive: Any) -> Any:
         seen.append(os.path.basename(archive.file.path))
         return walk(archive)
 
-    monkeypatch.setattr(tar_samples, "walk", noted)
+    monkeypatch.setattr(tar_store, "walk", noted)
     return seen
 
 

@@ -54,6 +54,15 @@ def test_what_comparing_takes_is_declared(file):
     scratch.release()
 
 
+def test_what_comparing_a_stream_takes_is_declared(tmp_path):
+    nibabel = pytest.importorskip("nibabel")
+    path = tmp_path / "a.nii.gz"
+    nibabel.Nifti1Image(np.ones((5, 4, 3, 2), np.int16), np.eye(4)).to_filename(path)
+    plain, compared = ps.open(path), ps.open(path, manifest=ps.write_manifest(path))
+    assert compared.store.scratch_bytes(1) >= plain.store.scratch_bytes(1) + manifest.PIECE_BYTES
+    assert sum(compared.store.shared_index.values()) >= manifest.DIGEST_BYTES
+
+
 def test_a_block_is_compared_once_by_each_process(file):
     ds = ps.open(file, manifest=ps.write_manifest(file))
     known = ds.store._files.manifest

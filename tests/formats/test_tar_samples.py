@@ -27,7 +27,8 @@ from penstock.files.handles import identify
 from penstock.formats.tar import header as tar_header
 from penstock.formats.tar import samples as tar_samples
 from penstock.formats.tar import walk as tarwalk
-from penstock.formats.tar.samples import SampleTable, group, load, save, split_name, walk
+from penstock.formats.tar.samples import NOT_THERE, SampleTable, group, load, save, split_name
+from penstock.formats.tar.walk import walk
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 END = bytes(1024)
@@ -256,7 +257,7 @@ def test_hostile_names_are_keys(tmp_path, tar_format):
     path = written(tmp_path, archive(HOSTILE, tar_format))
     table = group(walk(path))
     assert list(table.keys) == [name.removesuffix(".x") for name in HOSTILE]
-    assert [table.find(key) for key in table.keys] == list(range(len(HOSTILE)))
+    assert [table.keys.find(key) for key in table.keys] == list(range(len(HOSTILE)))
     assert os.listdir(tmp_path) == ["some.tar"]
 
 
@@ -491,20 +492,15 @@ def test_samples_fields_and_gaps(tmp_path):
         [places["c.jpg"], places["c.CLS"], places["c.seg.png"]],
     ]
     assert table.lengths.tolist() == [[10, 10, -1], [-1, 10, -1], [10, 10, 10]]
-    assert table.missing("jpg").tolist() == [1]
-    assert table.missing("cls").tolist() == []
-    with pytest.raises(Missing, match=r"no field 'txt'; its samples have jpg, cls, seg.png"):
-        table.missing("txt")
+    assert (table.offsets[1, 0], table.lengths[1, 0]) == (NOT_THERE, NOT_THERE)
 
 
 def test_keys_are_found(tmp_path):
     table = grouped(tmp_path, [f"{number:05d}.x" for number in range(3000)])
-    assert [table.find(f"{number:05d}") for number in (0, 17, 2999)] == [0, 17, 2999]
-    assert (table.key(17), table.keys[-1], table.keys[5:7]) == ("00017", "02999", ["00005", "00006"])
-    with pytest.raises(Missing, match="no sample '3000' among 3,000; they are '00000' to '02999'"):
-        table.find("3000")
-    with pytest.raises(Missing, match="it is empty"):
-        grouped(tmp_path, []).find("\ud800")
+    assert [table.keys.find(f"{number:05d}") for number in (0, 17, 2999)] == [0, 17, 2999]
+    assert (table.keys[17], table.keys[-1], table.keys[5:7]) == ("00017", "02999", ["00005", "00006"])
+    assert table.keys.find("3000") is None
+    assert grouped(tmp_path, []).keys.find("\ud800") is None
 
 
 def test_a_field_twice(tmp_path):
@@ -571,7 +567,7 @@ def contents(path, table):
         data = file.read()
     return [
         (
-            table.key(sample),
+            table.keys[sample],
             {
                 field: data[offset : offset + length]
                 for field, offset, length in zip(
@@ -597,7 +593,7 @@ def test_many_members_take_little_memory():
     tracemalloc.start()
     try:
         table = group(members)
-        assert table.find("train/000012345") == 12345
+        assert table.keys.find("train/000012345") == 12345
         assert tracemalloc.get_traced_memory()[0] < 60 * count
     finally:
         tracemalloc.stop()
@@ -630,7 +626,7 @@ def test_a_saved_table_is_the_table(saved):
     assert (loaded.index_bytes, walked.index_bytes > 0) == (0, True)
     assert same(table, walked)
     assert same(loaded, walked)
-    assert loaded.find("bad\udcff\udc80") == 4
+    assert loaded.keys.find("bad\udcff\udc80") == 4
     assert [name for name in os.listdir(folder) if not name.endswith(".table")] == []
 
 

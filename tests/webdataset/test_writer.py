@@ -328,13 +328,14 @@ def test_no_samples_make_no_shard(tmp_path):
 
 def test_the_index_is_made_on_the_way(tmp_path, monkeypatch):
     import penstock
-    from penstock.formats.tar import samples as tar_samples
+    from penstock.formats.tar import store as tar_store
+    from penstock.formats.tar.samples import group
 
     with wds.ShardWriter(str(tmp_path / "s-%02d.tar"), maxcount=7, index_dir=tmp_path / "index") as writer:
         for number in range(20):
             writer.write({"__key__": f"{'long/' * (number % 3 * 20)}{number:04d}", "txt": "x" * number, "cls": number})
-    walked = [tar_samples.group(tar_samples.walk(str(path))) for path in sorted(tmp_path.glob("*.tar"))]
-    monkeypatch.setattr(tar_samples, "walk", lambda path: pytest.fail(f"{path} was walked through"))
+    walked = [group(tar_store.walk(str(path))) for path in sorted(tmp_path.glob("*.tar"))]
+    monkeypatch.setattr(tar_store, "walk", lambda path: pytest.fail(f"{path} was walked through"))
     ds = penstock.open(tmp_path / "s-*.tar", index_dir=tmp_path / "index")
     assert ds[:]["cls"].tolist() == list(range(20))
     assert ds[:]["txt"] == ["x" * number for number in range(20)]

@@ -111,9 +111,9 @@ def by_name(argument: str, value: Any, expected: str) -> Mapping[str, Any]:
 
 def path_or_off(argument: str, value: Any) -> str | Literal[False] | None:
     """A path, None for the default, or False for nowhere."""
-    if value is None or (is_flag(value) and not value):
-        return False if value is not None else None
-    return path(argument, value)
+    if value is None:
+        return None
+    return False if is_flag(value) and not value else path(argument, value)
 
 
 def explains_arguments(

@@ -127,16 +127,12 @@ def run_on(executor: Executor, function: Function, job: Any, tasks: Iterable[Any
     return (each for _, each in found)
 
 
-def _never(number: int, error: BaseException) -> bool:
-    return False
-
-
 def _gathered(
     submit: Callable[..., "Future[Any]"],
     before: tuple[Any, ...],
     tasks: Mapping[int, Any],
     at_once: int,
-    again: Callable[[int, BaseException], bool] = _never,
+    again: Callable[[int, BaseException], bool] = lambda number, error: False,
 ) -> Iterator[tuple[int, Any]]:
     """Numbers and results of tasks, as they end; at most ``at_once`` are submitted at a time.
 

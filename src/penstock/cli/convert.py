@@ -41,8 +41,6 @@ exit codes: 0 success; 2 invalid request (if memory is too small, the smallest t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, where to, and how."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
     add_path(parser)
     parser.add_argument(
         "to", help="what to write: .zarr, .h5, .npy, .tar, .parquet or .lmdb; train-%%06d.tar for several"
@@ -98,8 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 def announce(text: str) -> None:
     """Print what will be done to stderr: stdout is for the result."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    print(text, file=sys.stderr, flush=True)
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from penstock.base.progress import Progress
@@ -103,25 +104,22 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    bar: list[Progress] = []
+    bars: list[Progress] = []  # one, once the number of bytes is known
 
     def progress(bytes_: int, total: int) -> None:
-        if not bar:
-            bar.append(Progress("prepare", -(-total // MiB), "MiB"))
-        bar[0].advance_to(-(-bytes_ // MiB))
+        if not bars:
+            bars.append(stack.enter_context(Progress("prepare", -(-total // MiB), "MiB")))
+        bars[0].advance_to(-(-bytes_ // MiB))
 
-    roi = None if args.whole_brain else args.roi
-    try:
+    with ExitStack() as stack:
         folder = _subject(args).prepare(
-            roi, min_ncsnr=args.min_ncsnr, sessions=args.sessions, memory=args.memory, progress=progress
-        )
-    finally:
-        for each in bar:
-            each.__exit__()
+            None if args.whole_brain else args.roi, min_ncsnr=args.min_ncsnr, sessions=args.sessions,
+            memory=args.memory, progress=progress,
+        )  # fmt: skip
     if args.json:
-        print(json.dumps({"folder": str(folder), "complete_before": not bar}, indent=2))
+        print(json.dumps({"folder": str(folder), "complete_before": not bars}, indent=2))
     else:
-        state = "complete" if bar else "was complete already"
+        state = "complete" if bars else "was complete already"
         print(f"{folder}: {state}; datasets of these voxels use it from now on")
     return 0
 

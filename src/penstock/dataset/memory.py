@@ -78,15 +78,20 @@ def sample_digest(array: np.ndarray) -> str:
 
 
 class HeldStore(MemoryStore):
-    """Rows of a file's arrays, decoded once and held in memory, which counts as the store's index."""
+    """Rows of a file's arrays, decoded once and held in memory, which counts as the store's index.
 
-    def __init__(self, file: FileId, arrays: Mapping[str, np.ndarray], why: str, checked_by: str = "") -> None:
+    decoding_bytes:  what decoding took besides: the allocator may keep it
+    """
+
+    def __init__(
+        self, file: FileId, arrays: Mapping[str, np.ndarray], why: str, *, checked_by: str = "", decoding_bytes: int = 0
+    ) -> None:
         super().__init__(arrays)
-        self.file, self.why, self.checked_by = file, why, checked_by
+        self.file, self.why, self.checked_by, self.decoding_bytes = file, why, checked_by, decoding_bytes
 
     @property
     def index_bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
+        return sum(array.nbytes for array in self.arrays.values()) + self.decoding_bytes
 
     @property
     def fingerprint(self) -> str:

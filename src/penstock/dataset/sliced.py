@@ -168,9 +168,12 @@ class SlicedStore(StoreBase):
 
     @property
     def fingerprint(self) -> str:
+        return digest(self.kind, base_name(self.file.path), self.file.size, *self.describe_layouts())
+
+    def describe_layouts(self) -> tuple[object, object]:
+        """The arrays and the parts of their rows, for a fingerprint."""
         parts = sorted((name, each.part.describe()) for name, each in self.layouts.items() if each.part)
-        layouts = sorted((name, str(each.stored), each.shape, each.row_axis) for name, each in self.layouts.items())
-        return digest(self.kind, base_name(self.file.path), self.file.size, layouts, parts)
+        return sorted((name, str(each.stored), each.shape, each.row_axis) for name, each in self.layouts.items()), parts
 
     def scratch_bytes(self, rows: int) -> int:
         return max(each.scratch_bytes(rows) for each in self.layouts.values())

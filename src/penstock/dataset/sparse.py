@@ -10,16 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.base.scratch import aligned, borrow
-from penstock.base.sizes import KiB
 from penstock.base.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.dataset.explain import read_paths
 from penstock.dataset.store import Out, StoreBase, check_rows, digest
 from penstock.errors import Corrupt
 
 # Elements that are read at a time, unless a row has more.
-ELEMENTS_AT_ONCE = 64 * KiB
+ELEMENTS_AT_ONCE = 64 * 1024
 # Rows are read together across this many unwanted elements; in chunks, which are decoded whole, across any.
-GAP_ELEMENTS = 1 * KiB
+GAP_ELEMENTS = 1024
 
 VALUES, COLUMNS = "values", "columns"
 """The fields of the store of elements."""

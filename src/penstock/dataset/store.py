@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.base.spec import Cast, Fields, Origin, ReadPath
 from penstock.base.user_functions import NO_LIMIT
-from penstock.errors import OutOfRange
+from penstock.errors import DataError, OutOfRange
 from penstock.read.part import RowPart
 from penstock.read.pieces import WHOLE, Share
 
@@ -85,6 +85,8 @@ class StoreBase:
 
     classes: tuple[str, ...] = ()
     """The meaning of labels, if folders are classes."""
+    left_out: tuple[DataError, ...] = ()
+    """Why files or members of a store that was just opened are not in it, with ``on_error="skip"``."""
 
     def branches(self) -> Sequence[Branch]:
         """The stores that this one is made of."""

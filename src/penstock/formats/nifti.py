@@ -138,10 +138,8 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     """The volumes of one ``.nii`` file."""
     file, name = options.files.identify(path), _name(path, options)
     image = _whole_image(file, options.files)
-    # In the file the last axis is the slowest.
-    axes = range(len(image.shape)) if len(image.shape) == 4 else range(len(image.shape) + 1)
-    axis = 3 if len(image.shape) == 4 else 0
-    order = tuple(reversed(axes)) if axis == 3 else (0, *reversed(axes[1:]))
+    # In the file the last axis is the slowest; an image without an axis of volumes gets one in front.
+    axis, order = (3, (3, 2, 1, 0)) if len(image.shape) == 4 else (0, (0, *range(len(image.shape), 0, -1)))
     places = image.offset + np.arange(image.rows, dtype=np.int64)[:, None] * image.row_bytes
     array = Chunks(
         file, name, stored=image.stored, shape=image.row_shape, rows=image.rows, rows_per_chunk=1,
@@ -233,7 +231,8 @@ class GzippedImage(StoreBase):
 
     @property
     def shared_index(self) -> dict[int, int]:
-        return {id(self.part): self.part.index_bytes + self._stored_part.index_bytes} if self.parts else {}
+        parts = {id(self.part): self.part.index_bytes + self._stored_part.index_bytes} if self.parts else {}
+        return {**parts, **self.files.shared_index}
 
     @property
     def fingerprint(self) -> str:
@@ -249,7 +248,7 @@ class GzippedImage(StoreBase):
         return self.image.rows
 
     def scratch_bytes(self, rows: int) -> int:
-        return aligned(STORED_BYTES) + aligned(self.image.row_bytes) + DECODER_BYTES
+        return aligned(STORED_BYTES) + aligned(self.image.row_bytes) + DECODER_BYTES + self.files.scratch_bytes
 
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         check_rows(rows, self)

@@ -55,7 +55,7 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     common_rows(path, counts, asked_for=True)
     stores: list[StoreBase] = [ExtentStore(direct, options.files)] if direct else []
     if held:
-        stores.append(HeldStore(table.file, held, COMPRESSED, "crc32"))
+        stores.append(HeldStore(table.file, held, COMPRESSED, checked_by="crc32"))
     return side_by_side(stores, names)
 
 

@@ -222,7 +222,7 @@ class _Opened(Dataset):
                 options.files.close()  # parsing the next one takes a handle outside the pool
             try:
                 stores.append(as_base(_open_store(each, options)))
-                left_out += getattr(stores[-1], "left_out", ())  # files of a folder
+                left_out += stores[-1].left_out
             except NoSamples as error:
                 empty.append(error)
             except (DataError, SourceError) as error:

@@ -21,12 +21,7 @@ from penstock.dataset.held_values import HeldValues, collect
 from penstock.dataset.memory import HeldStore
 from penstock.dataset.rewrite import side_by_side
 from penstock.dataset.store import Out, Store, StoreBase, check_rows, digest
-from penstock.errors import (
-    Corrupt,
-    DecodeFailed,
-    Missing,
-    SchemaMismatch,
-)
+from penstock.errors import Corrupt, DecodeFailed, Missing, SchemaMismatch
 from penstock.files.handles import check_unchanged
 from penstock.files.retry import retry_library
 from penstock.formats.arrow import (
@@ -231,18 +226,7 @@ def _is_mapped(batch: Any, mapped: Any) -> bool:
 
 
 class HeldTable(HeldStore):
-    """A small table in memory; Arrow's own memory counts once for all of them.
-
-    decoding_bytes:  what decoding it took at once, besides
-    """
-
-    def __init__(self, file: FileId, arrays: Mapping[str, np.ndarray], why: str, *, decoding_bytes: int) -> None:
-        super().__init__(file, arrays, why)
-        self.decoding_bytes = decoding_bytes
-
-    @property
-    def index_bytes(self) -> int:
-        return super().index_bytes + self.decoding_bytes
+    """A small table in memory; Arrow's own memory counts once for all of them."""
 
     @property
     def shared_index(self) -> dict[int, int]:

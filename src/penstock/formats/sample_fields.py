@@ -50,7 +50,7 @@ class SampleFields:
                 each for each, offset in zip(table.fields, table.offsets[sample], strict=True) if offset != NOT_THERE
             ]
             raise SchemaMismatch(
-                f"{self.file.path}: sample {table.key(sample)!r} has no {name!r} (it has {', '.join(has)}), and "
+                f"{self.file.path}: sample {table.keys[sample]!r} has no {name!r} (it has {', '.join(has)}), and "
                 f"{np.count_nonzero(~there) - 1:,} others have none either. Leave the field out with fields=(…), or "
                 f'pass on_error="skip" to open and Loader'
             )
@@ -82,7 +82,7 @@ class SampleFields:
     def _place(self, sample: int, column: int) -> str:
         """Where a member is, for messages."""
         field, offset = self.table.fields[column], int(self.table.offsets[sample, column])
-        name = (field if self.patterns else f"*.{field}").replace("*", self.table.key(sample), 1)
+        name = (field if self.patterns else f"*.{field}").replace("*", self.table.keys[sample], 1)
         return f"{self.file.path}: {name} at offset {offset:,}"
 
     def _largest_picture(self, column: int) -> int:

@@ -43,7 +43,7 @@ class NpyHeader:
     @classmethod
     def parse(cls, data: bytes) -> "NpyHeader":
         """From the first bytes of an array. Parsed headers are remembered: those of samples are the same."""
-        return _parse(bytes(data[: _header_end(data)]))
+        return _parse(bytes(data[: min(_declared_end(data) or HEADER_BYTES, HEADER_BYTES)]))
 
     @classmethod
     def _parse(cls, data: bytes) -> "NpyHeader":
@@ -82,22 +82,18 @@ class NpyHeader:
 _parse = lru_cache(maxsize=256)(NpyHeader._parse)
 
 
-def _header_end(data: bytes) -> int:
-    """Where the header of an array ends, if it is one; at most the length of the longest."""
+def _declared_end(data: bytes) -> int | None:
+    """Where a header that begins so ends; None if it is none, or too short to tell."""
     if len(data) < 12 or (length := _LENGTHS.get((data[6], data[7]))) is None:
-        return HEADER_BYTES
-    return min(8 + length.size + int(length.unpack_from(data, 8)[0]), HEADER_BYTES)
+        return None
+    return 8 + length.size + int(length.unpack_from(data, 8)[0])
 
 
 def is_cut(data: bytes) -> bool:
     """Whether these bytes, all that there are, end inside an npy header."""
-    if len(data) < len(_MAGIC) + 2:
-        return True
-    length = _LENGTHS.get((data[6], data[7])) if data.startswith(_MAGIC) else None
-    if length is None:
-        return False
-    begin = len(_MAGIC) + 2 + length.size
-    return len(data) < begin or len(data) < begin + length.unpack_from(data, 8)[0]
+    if len(data) < 12:
+        return len(data) < 8 or (data.startswith(_MAGIC) and (data[6], data[7]) in _LENGTHS)
+    return data.startswith(_MAGIC) and len(data) < (_declared_end(data) or 0)
 
 
 def can_be_shape(shape: tuple[int, ...], dtype: np.dtype) -> bool:

@@ -6,7 +6,7 @@ by group: a group's elements are numbered in the order in which its pieces' shar
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Protocol
 
 import numpy as np
@@ -117,16 +117,12 @@ class MaskPiece:
 
 
 def _mask_pieces(array: Chunks, mask: Mask) -> tuple[list[MaskPiece], int]:
-    numbers, local = _located(array, mask.flat)
-    order = np.argsort(numbers, kind="stable")
-    distinct, begins = np.unique(numbers[order], return_index=True)
-    local = local[order]
-    ends = [*begins[1:].tolist(), len(order)]
+    found = _MaskGroups(array, mask)
     pieces = [
-        MaskPiece(number, local[begin:end], _as_slice(order[begin:end]))
-        for number, begin, end in zip(distinct.tolist(), begins.tolist(), ends, strict=True)
+        MaskPiece(number, found.local[begin:end], _as_slice(found.order[begin:end]))
+        for number, (begin, end) in zip(found.numbers.tolist(), pairwise(found.begins.tolist()), strict=True)
     ]
-    return pieces, PIECE_BYTES * len(pieces) + WORKING_BYTES * len(order)
+    return pieces, PIECE_BYTES * len(pieces) + WORKING_BYTES * len(mask.flat)
 
 
 def _located(array: Chunks, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -193,25 +189,17 @@ class _MaskGroups:
         return first_of_each + self.local[here], _as_slice(self.order[here])
 
 
-def _distinct(numbers: np.ndarray) -> np.ndarray:
-    """The distinct ones, ascending; sorted numbers, which is what they are, need no hashing."""
-    change = np.diff(numbers)
-    if (change < 0).any():
-        return np.unique(numbers)
-    return numbers[np.concatenate([[True], change > 0])] if len(numbers) else numbers
-
-
 class _BoxGroups:
     """The pieces that a box reaches into, and the elements of it that they hold, worked out as they are needed."""
 
     def __init__(self, array: Chunks, box: Box) -> None:
         self.array, self.box = array, box
-        along = [
-            _distinct(np.arange(each.start, each.stop, each.step) // step)
-            for each, step in zip(box.ranges, array.chunk, strict=True)
-        ]
-        self.along: list[np.ndarray] = along
-        self.crossings = tuple(len(each) for each in along)
+        self.along: list[np.ndarray] = []
+        """The numbers of the pieces along each axis."""
+        for each, step in zip(box.ranges, array.chunk, strict=True):
+            numbers = np.arange(each.start, each.stop, each.step) // step
+            self.along.append(numbers[np.diff(numbers, prepend=-1) > 0])  # they ascend, and repeat
+        self.crossings = tuple(map(len, self.along))
 
     def __len__(self) -> int:
         return int(np.prod(self.crossings, dtype=np.int64))

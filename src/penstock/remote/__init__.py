@@ -1,4 +1,4 @@
-"""Files on servers: ranges, HTTP, S3 signing."""
+"""Files on servers: ranges over HTTP, buckets, ``RemoteOptions``."""
 
 from penstock.remote.ranges import RemoteOptions
 

@@ -78,16 +78,9 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
     beside = [name for name in fields if name != field]
     if beside:
         parts["columns"] = Part(columns.store.with_fields(beside), None, {name: name for name in beside})
-    return FolderStore(parts, (*files.left_out, *columns.left_out))
-
-
-class FolderStore(Joined):
-    """Files, joined with their labels or the columns of a table."""
-
-    def __init__(self, parts: Mapping[str, Part], left_out: tuple[DataError, ...] = ()) -> None:
-        super().__init__(parts)
-        self.left_out = left_out
-        """Why files were left out, with ``on_error="skip"``."""
+    store = Joined(parts)
+    store.left_out = (*files.left_out, *columns.left_out)
+    return store
 
 
 @dataclass(frozen=True)

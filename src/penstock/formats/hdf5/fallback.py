@@ -184,7 +184,7 @@ class H5pyStore(SlicedStore):
 
     @property
     def shared_index(self) -> dict[int, int]:
-        return self._files.shared_index
+        return {**super().shared_index, **self._files.shared_index}
 
     @contextmanager
     def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:

@@ -20,7 +20,8 @@ from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, Missing, S
 from penstock.formats.lmdb import keys, pages
 from penstock.formats.sample_fields import PICTURE_HEAD_BYTES, SampleFields
 from penstock.formats.tar import samples as tar_samples
-from penstock.formats.tar.samples import NOT_THERE, MemberTable, SampleTable
+from penstock.formats.tar.members import MemberTable
+from penstock.formats.tar.samples import NOT_THERE, SampleTable
 from penstock.read import kinds, objects
 from penstock.read.extents import Extents
 from penstock.read.picture_headers import read_header

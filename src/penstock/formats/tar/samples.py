@@ -18,13 +18,10 @@ import numpy as np
 
 from penstock.base.file_id import FileId
 from penstock.base.text_column import TextColumn, decoded, ranges, same_as_before
-from penstock.errors import Corrupt, DataError, LimitExceeded, Missing
+from penstock.errors import Corrupt, DataError, LimitExceeded
 from penstock.files import saved as saved_tables
 from penstock.files.saved import SavedTable
 from penstock.formats.tar.members import MemberTable
-from penstock.formats.tar.walk import walk
-
-__all__ = ["MemberTable", "SampleTable", "group", "load", "save", "split_name", "walk"]
 
 NOT_THERE = -1
 """The offset and length of a field that a sample lacks."""
@@ -74,26 +71,6 @@ class SampleTable:
         """Memory that the table takes."""
         return 0 if self.mapped else self.keys.nbytes + self.offsets.nbytes + self.lengths.nbytes
 
-    def key(self, sample: int) -> str:
-        """The key of one sample; bytes that are not UTF-8 are escaped."""
-        return self.keys[sample]
-
-    def find(self, key: str) -> int:
-        """The sample with this key."""
-        found = self.keys.find(key)
-        if found is None:
-            raise Missing(f"{self.path}: no sample {key!r} among {self.samples:,}; {self._some_keys()}")
-        return found
-
-    def missing(self, field: str) -> np.ndarray:
-        """The samples that lack a field."""
-        if field not in self.fields:
-            raise Missing(f"{self.path}: no field {field!r}; its samples have {', '.join(self.fields) or 'none'}")
-        return np.flatnonzero(self.offsets[:, self.fields.index(field)] == NOT_THERE)
-
-    def _some_keys(self) -> str:
-        return f"they are {self.key(0)!r} to {self.key(-1)!r}" if self.samples else "it is empty"
-
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
     """Key and field of a member, or None if it belongs to no sample.
@@ -102,15 +79,10 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
     """
     base = name.rfind(b"/") + 1
     dot = name.find(b".", base)
-    if dot < 0 or (name.startswith(b"__") and _is_meta(name.split(b"/", 1)[0])):
-        return None
-    if dot == base:
+    top = name.split(b"/", 1)[0] if name.startswith(b"__") else b""
+    if dot <= base or (len(top) >= 4 and top.endswith(b"__")):
         return None
     return name[:dot], name[dot + 1 :]
-
-
-def _is_meta(first: bytes) -> bool:
-    return len(first) >= 4 and first.endswith(b"__")
 
 
 def group(members: MemberTable) -> SampleTable:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from penstock.base.file_id import FileId
 from penstock.dataset.extent_store import ExtentStore
 from penstock.dataset.store import Store
-from penstock.errors import DataError, Missing, Truncated
+from penstock.errors import Missing, Truncated
 from penstock.files import saved as saved_tables
 from penstock.formats.registry import NoSamples
 from penstock.formats.sample_fields import SampleFields
 from penstock.formats.tar import samples as tar_samples
 from penstock.formats.tar.samples import SampleTable
+from penstock.formats.tar.walk import walk
 from penstock.read import kinds
 from penstock.read.extents import Extents
 
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
 
 _EXPANDED = "size of a compressed archive, expanded"
-
-
-class ArchiveStore(ExtentStore):
-    """The members of an archive."""
-
-    left_out: tuple[DataError, ...] = ()
-    """Why members are not in it, where what is bad is skipped."""
 
 
 def open_file(path: str, options: "OpenOptions") -> Store:
@@ -71,7 +65,7 @@ def _opened(file: FileId, options: "OpenOptions") -> Store:
             raise Missing(f"{path}: no field {name!r}; its members are {_describe_fields(table)}")
         kind_of = partial(kinds.kind_of, name, wanted=options.members)
         arrays[name] = SampleFields(file, table, options).members(name, table.fields.index(name), kind_of)
-    store = ArchiveStore(arrays, options.files)
+    store = ExtentStore(arrays, options.files)
     store.left_out = table.left_out
     return store
 
@@ -83,7 +77,7 @@ def _table(file: FileId, options: "OpenOptions") -> SampleTable:
         return found
     with options.files.lend_in_order(file) as handle:
         try:
-            table = tar_samples.group(tar_samples.walk(handle))
+            table = tar_samples.group(walk(handle))
         except Truncated as error:
             left = tar_samples.left_of(folder, file) if folder is not None else ""
             if not left:

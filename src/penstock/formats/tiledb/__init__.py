@@ -260,9 +260,7 @@ class TileDBStore(SlicedStore):
 
     @property
     def fingerprint(self) -> str:
-        parts = sorted((name, each.part.describe()) for name, each in self.layouts.items() if each.part)
-        layouts = sorted((name, str(each.stored), each.shape, each.row_axis) for name, each in self.layouts.items())
-        return digest(self.kind, self.written, layouts, parts)
+        return digest(self.kind, self.written, *self.describe_layouts())
 
     @contextmanager
     def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
