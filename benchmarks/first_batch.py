@@ -42,11 +42,18 @@ def first_batch(root: str, memory: str) -> float:
     return seconds
 
 
+def mixed_sessions(loader: Any) -> int:
+    """Whole sessions in a window."""
+    blocks = loader._source.store.blocks
+    return int(loader.plan.window_rows // np.diff(blocks).max())
+
+
 def one_window(root: str, memory: str) -> float:
     """Each thread reads its share of every session, as the loader's threads do."""
     with opened(root, memory) as loader:
-        store, threads, rows = loader._source.store, loader.plan.threads, np.arange(loader.plan.window_rows)
-    blocks = np.split(rows, store.blocks[1 : np.searchsorted(store.blocks, len(rows))])
+        store, threads, sessions = loader._source.store, loader.plan.threads, mixed_sessions(loader)
+    rows = np.arange(store.blocks[sessions])
+    blocks = np.split(rows, store.blocks[1:sessions])
 
     def read(number: int, out: dict[str, Any]) -> None:
         for some in blocks:
@@ -62,8 +69,7 @@ def one_window(root: str, memory: str) -> float:
 def its_bytes(root: str, memory: str) -> float:
     """Neighbouring chunks are read in one call, as the loader does."""
     with opened(root, memory) as loader:
-        threads, store = loader.plan.threads, loader._source.store
-        sessions = int(np.searchsorted(store.blocks, loader.plan.window_rows))
+        threads, sessions = loader.plan.threads, mixed_sessions(loader)
     ranges = [each for session in range(1, sessions + 1) for each in byte_ranges(root, session)]
     descriptors = {path: os.open(path, os.O_RDONLY) for path, _, _ in ranges}
 

@@ -128,7 +128,12 @@ def test_small_files_are_parsed_once(root, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("parsed again")
 
-    for module, name in ((reading, "_table"), (reading, "loadmat"), (regions, "load_nifti"), (regions, "nifti_shape")):
+    for module, name in (
+        (reading, "read_columns"),
+        (reading, "loadmat"),
+        (regions, "load_nifti"),
+        (regions, "nifti_shape"),
+    ):
         monkeypatch.setattr(module, name, refuse)
     again = NSD(root)
     pandas.testing.assert_frame_equal(again.trials, trials)

@@ -3,13 +3,12 @@
 -1 stands for what is not known (NaN in ``responses.tsv``) and for trials that are not there.
 """
 
-from typing import Any
-
 import numpy as np
 
 from penstock.dataset.gather import NO_ROW
 from penstock.nsd.layout import REPS
 from penstock.nsd.repetitions import by_picture, neighbours
+from penstock.nsd.table import TrialTable
 
 COLUMNS = (
     "stim_id", "subject", "session", "run", "trial_in_run", "global_trial", "time", "isold", "iscorrect", "rt",
@@ -21,15 +20,15 @@ AROUND = 15
 FIELDS = ("behav", "past_behav", "future_behav", "olds_behav")
 
 
-def behaviour(trials: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
+def behaviour(trials: TrialTable, rows: np.ndarray) -> dict[str, np.ndarray]:
     """The behaviour of these rows of the table: (1, 17), (15, 17), (15, 17) and (3, 17) each, as float64."""
     values = _values(trials)
-    past, future = neighbours(np.asarray(trials["session"]), rows, AROUND, AROUND)
+    past, future = neighbours(trials["session"], rows, AROUND, AROUND)
     found = {"behav": rows[:, None], "past_behav": past, "future_behav": future, "olds_behav": _others(trials, rows)}
     return {name: values[lines] for name, lines in found.items()}  # the line of NO_ROW is the last, all -1
 
 
-def _values(trials: Any) -> np.ndarray:
+def _values(trials: TrialTable) -> np.ndarray:
     table = np.full((len(trials) + 1, len(COLUMNS)), -1.0)
     for place, name in enumerate(COLUMNS):
         if name in trials:
@@ -38,9 +37,9 @@ def _values(trials: Any) -> np.ndarray:
     return table
 
 
-def _others(trials: Any, rows: np.ndarray) -> np.ndarray:
+def _others(trials: TrialTable, rows: np.ndarray) -> np.ndarray:
     """(samples, 3): the other trials that show the same picture, in order, those that are there first."""
-    stim_ids = np.asarray(trials["stim_id"])
+    stim_ids = trials["stim_id"]
     lines = by_picture(stim_ids, np.arange(len(stim_ids)))[:, :REPS]
     line_of = np.empty(int(stim_ids.max()) + 1, np.int64)
     line_of[stim_ids[lines[:, 0]]] = np.arange(len(lines))

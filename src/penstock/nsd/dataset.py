@@ -86,8 +86,8 @@ class NSDDataset(Dataset):
         made = join(**samples.parts())
         super().__init__(made.store, made.casts, left_out, made.axes, made.fields_left_out)
         self.columns = samples.wanted.columns
-        self.trials = samples.table()
-        """The trial table of the samples; where samples are pictures, the row of each picture's first trial."""
+        self.table = samples.table()
+        """The same as ``trials``, as plain arrays."""
         self.voxels: Voxels | None = samples.wanted.voxels
         """Which voxels, in the order in which they come; None for whole volumes."""
         self._lines = samples.lines_of_samples()
@@ -101,9 +101,14 @@ class NSDDataset(Dataset):
         return [tuple(sample[name] for name in self.columns) for sample in super().__getitems__(indices)]
 
     @property
+    def trials(self) -> Any:
+        """The trial table of the samples; where samples are pictures, the row of each picture's first trial."""
+        return self.table.frame
+
+    @property
     def trial_map(self) -> list[tuple[int, int, int]]:
         """(session, trial_in_session, global_trial) of each sample."""
-        columns = (self.trials[name].tolist() for name in ("session", "trial_in_session", "global_trial"))
+        columns = (self.table[name].tolist() for name in ("session", "trial_in_session", "global_trial"))
         return list(zip(*columns, strict=True))
 
     def order(self, seed: int = 0, *, shuffle: bool = True) -> OneOfEach:
@@ -115,8 +120,9 @@ class NSDDataset(Dataset):
     def loader(self, batch_size: int, *, shuffle: Any = False, seed: int = 0, **options: Any) -> Loader:
         """A ``penstock.Loader`` of the columns; ``options`` are its own.
 
-        Where trials can only be read session by session, those of four sessions are mixed, or of fewer where
-        ``memory`` does not allow four; ``window=`` chooses otherwise. Copies by trial (``NSD.prepare``) need no window.
+        Where trials can only be read session by session, those of several sessions are mixed: some 256 MiB and at least
+        four sessions; or four, three, two or one where ``memory`` does not allow more; ``window=`` chooses otherwise.
+        Copies by trial (``NSD.prepare``) need no window.
         Part of ``memory`` is set aside for what opening took.
         """
         if self._lines is not None and isinstance(shuffle, bool):
@@ -124,7 +130,7 @@ class NSDDataset(Dataset):
         options.setdefault("columns", self.columns)
         make = partial(Loader, self, batch_size=batch_size, shuffle=shuffle, seed=seed)
         if "memory" not in options:
-            return make(**{**options, "window": options.get("window") or self._window(SESSIONS_MIXED)})
+            return make(**{**options, "window": options.get("window") or self._windows()[0]})
         memory = parse_size(options["memory"], argument="memory")
         loader = self._fitting(make, options, memory)
         holders = {**loader.plan.holders, "opening": self.opening_bytes}
@@ -137,13 +143,14 @@ class NSDDataset(Dataset):
         """Memory outside the plan: the trial table, masks, and what the libraries that read them keep."""
         return opening_bytes(self._trials_on_disk)
 
-    def _window(self, sessions: int) -> int | None:
+    def _windows(self) -> list[int | None]:
+        """Rows to mix, the best first. Few choices, so that most budgets lead to the same order."""
         blocks = self.store.blocks
         if blocks is None:
-            return None
+            return [None]
         largest = int(np.diff(blocks, append=len(self)).max())
-        smallest = WINDOW_BYTES // max(1, row_bytes(self.store.fields))
-        return max(sessions * largest, smallest) if sessions == SESSIONS_MIXED else sessions * largest
+        few = [sessions * largest for sessions in range(SESSIONS_MIXED, 0, -1)]
+        return list(dict.fromkeys([max(few[0], WINDOW_BYTES // max(1, row_bytes(self.store.fields))), *few]))
 
     def _least_bytes(self, window: int | None, columns: Sequence[str]) -> int:
         """Memory without which a window does not work: all of it is in batches, on a device's way there as stored."""
@@ -151,12 +158,11 @@ class NSDDataset(Dataset):
         return min(window or 0, len(self)) * min(row_bytes(fields), row_bytes({n: self.fields[n] for n in fields}))
 
     def _fitting(self, make: "partial[Loader]", options: dict[str, Any], memory: int) -> Loader:
-        """A loader that mixes as many sessions as memory allows."""
+        """A loader of the best window for which there is memory."""
         options = {**options, "memory": max(1, memory - self.opening_bytes)}
-        mixed = range(SESSIONS_MIXED, 0, -1) if self._window(1) is not None and not options.get("window") else (0,)
-        for sessions in mixed:
-            window = self._window(sessions) if sessions else options.get("window")
-            if sessions > 1 and self._least_bytes(window, options["columns"]) > options["memory"]:
+        windows = [options["window"]] if options.get("window") else self._windows()
+        for window in windows:
+            if window != windows[-1] and self._least_bytes(window, options["columns"]) > options["memory"]:
                 continue
             try:
                 return make(**{**options, "window": window})

@@ -1,4 +1,4 @@
-"""Libraries that NSD's own files need, behind one door: scipy for designs, nibabel for volumes, pandas for tables."""
+"""Libraries behind one door: scipy reads designs, nibabel volumes, and pandas shows the trial table."""
 
 from collections.abc import Callable
 from importlib import import_module

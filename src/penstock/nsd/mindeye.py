@@ -143,7 +143,7 @@ def get_dataloaders(
     pair = mindeye.Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
     train_dl, val_dl = pair.loaders(
         memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size, device=device,
-        set_aside=opening_bytes(len(nsd.trials)),
+        set_aside=opening_bytes(len(nsd.table)),
     )  # fmt: skip
     return train_dl, val_dl, len(train) if num_train is None else num_train, len(val) if num_val is None else num_val
 
@@ -203,7 +203,7 @@ def _as_shards(nsd: NSD, names: Sequence[str], image_var: str, split: str, optio
     parts: dict[str, Any] = {}
     for name, source in sources.items():
         plain = ds.fields[source].shape == ()
-        parts[name] = np.asarray(ds.trials[source])[:, None] if plain else ds.only(source)
+        parts[name] = ds.table[source][:, None] if plain else ds.only(source)
     return join(**parts)
 
 

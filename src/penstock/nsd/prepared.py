@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -159,6 +159,13 @@ class Copies:
                 whole = whole.select_within(FIELD, part)
             self._opened[note.path] = whole
         return self._opened[note.path]
+
+
+def one_file(copies: Sequence[Copy]) -> Dataset:
+    """Sessions that are in one file, as one dataset."""
+    whole = copies[0].dataset
+    rows = np.concatenate([np.arange(copy.first, copy.first + copy.trials) for copy in copies])
+    return whole if np.array_equal(rows, np.arange(len(whole))) else whole.select(rows)
 
 
 def stored_numbers(voxels: Voxels, shape: tuple[int, ...], *, reverse: bool) -> np.ndarray:

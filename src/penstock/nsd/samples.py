@@ -21,6 +21,7 @@ from penstock.nsd.layout import FIELD, SCALE
 from penstock.nsd.regions import Voxels
 from penstock.nsd.repetitions import Padding, Reps, by_picture, neighbours, stacked
 from penstock.nsd.stimuli import Pictures, find_extra, find_pictures
+from penstock.nsd.table import TrialTable
 
 if TYPE_CHECKING:
     from penstock.nsd.subject import NSD
@@ -36,7 +37,7 @@ OF_VOXELS = ("voxels", "past_voxels", "future_voxels")
 class Choice:
     """The trials that were chosen, among those of the chosen sessions."""
 
-    everything: Any
+    everything: TrialTable
     """The trial table of all sessions."""
     inside: np.ndarray
     """Its rows that belong to the chosen sessions."""
@@ -44,13 +45,13 @@ class Choice:
     """Which of those are samples, or parts of samples."""
 
     @cached_property
-    def trials(self) -> Any:
+    def trials(self) -> TrialTable:
         """The trial table of the chosen sessions."""
-        return self.everything.iloc[self.inside].reset_index(drop=True)
+        return self.everything.take(self.inside)
 
     @property
     def sessions(self) -> list[int]:
-        return [int(session) for session in self.trials["session"].unique()]
+        return np.unique(self.trials["session"]).tolist()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -104,24 +105,24 @@ class Samples:
         self.rows = choice.rows
         """The trial that stands for each sample."""
         if wanted.reps != "single":
-            self.lines = by_picture(np.asarray(self.trials["stim_id"]), choice.rows)
+            self.lines = by_picture(self.trials["stim_id"], choice.rows)
             self._count_trials(self.lines)
             self.rows = choice.rows if wanted.reps == "random" else self.lines[:, 0]
 
     def _count_trials(self, lines: np.ndarray) -> None:
         """Let ``n_reps`` count the trials that samples are made of, not all that are on disk."""
         used = lines != NO_ROW
-        counts = np.array(self.trials["n_reps"])
+        counts = self.trials["n_reps"].copy()
         counts[lines[used]] = np.repeat(used.sum(axis=1), used.sum(axis=1))
-        self.trials["n_reps"] = counts
+        self.trials = self.trials.replaced(n_reps=counts)
 
     def parts(self) -> dict[str, Any]:
         """Column -> what ``join`` takes."""
         return {name: self._part(name, ALIASES.get(name, name)) for name in self.wanted.columns}
 
-    def table(self) -> Any:
+    def table(self) -> TrialTable:
         """The trial table of the samples."""
-        return self.trials.iloc[self.rows].reset_index(drop=True)
+        return self.trials.take(self.rows)
 
     def lines_of_samples(self) -> np.ndarray | None:
         """For ``reps="random"``: (pictures, most), the samples that show each picture."""
@@ -139,19 +140,19 @@ class Samples:
         if name in behaviour.FIELDS:
             return self._behaviour[name]
         if name in self.trials:
-            return from_arrays(**{name: np.asarray(self.trials[name])[self.rows]})
+            return from_arrays(**{name: self.trials[name][self.rows]})
         hint = " without context=(past, future)" if name in OF_VOXELS else ""
         known = ("voxels", "image", "coco", *self.trials.columns, *behaviour.FIELDS, *self.wanted.extra)
         raise ConfigError(f"columns: no {column!r}{hint}; there are {', '.join(dict.fromkeys(known))}")
 
     @cached_property
     def _stimuli(self) -> np.ndarray:
-        return np.asarray(self.trials["stim_id"].iloc[self.rows])
+        return self.trials["stim_id"][self.rows]
 
     @cached_property
     def _behaviour(self) -> dict[str, np.ndarray]:
         """Of all sessions: a picture's other trials may lie in those that were not chosen, or are not on disk."""
-        return behaviour.behaviour(self.nsd.all_trials(), np.asarray(self.trials["global_trial"])[self.rows])
+        return behaviour.behaviour(self.nsd.all_trials(), self.trials["global_trial"][self.rows])
 
     def _pictures(self) -> tuple[Dataset, np.ndarray]:
         wanted = self.wanted.pictures
@@ -169,7 +170,7 @@ class Samples:
 
     def _voxels(self, name: str) -> Dataset:
         if name != "voxels":
-            around = neighbours(np.asarray(self.trials["session"]), self.rows, *self.wanted.context)
+            around = neighbours(self.trials["session"], self.rows, *self.wanted.context)
             return self._base.gather(around[name == "future_voxels"], absent="zeros")
         if self.lines is None:
             return self._base if len(self.rows) == len(self._base) else self._base.select(self.rows)
@@ -230,7 +231,7 @@ class Samples:
 
     def _normalized_means(self, means: Dataset) -> Dataset:
         """Means of pictures as z-scores, fitted on the means of the pictures for fitting, as brain-diffuser does."""
-        lines = by_picture(np.asarray(self.trials["stim_id"]), self.wanted.fitted_on)
+        lines = by_picture(self.trials["stim_id"], self.wanted.fitted_on)
         if not len(lines):
             raise ConfigError('zscore="train": there is no trial to fit it on; pass zscore_fit="all", or booleans')
         if self._base.store.blocks is None:
@@ -243,15 +244,15 @@ class Samples:
     def _check_fitted(self, moments: zscore.Moments, used: np.ndarray, groups: np.ndarray) -> None:
         unfitted = used[moments.counts[used] == 0]
         if len(unfitted):
-            first = self.trials.iloc[int(np.argmax(groups == unfitted[0]))]
+            session, run = (self.trials[name][groups == unfitted[0]][0] for name in ("session", "run"))
             raise ConfigError(
                 f"zscore={self.wanted.zscore!r}: nothing to fit it on for {len(unfitted)} of {len(used)}, the first "
-                f"being that of session {first['session']}, run {first['run']}: the trials chosen for fitting have "
+                f"being that of session {session}, run {run}: the trials chosen for fitting have "
                 f'none there. Pass zscore_fit="all", or booleans of your own'
             )
 
     def _groups(self, kind: str) -> np.ndarray:
-        session, run = np.asarray(self.trials["session"]), np.asarray(self.trials["run"])
+        session, run = self.trials["session"], self.trials["run"]
         if kind == "train":
             return np.zeros(len(session), np.int64)
         key = session if kind == "session" else session * 1000 + run
@@ -289,12 +290,12 @@ def _is_count(value: Any) -> bool:
     return checks.is_whole(value) and value >= 0
 
 
-def matching(trials: Any, where: Where) -> np.ndarray:
+def matching(trials: TrialTable, where: Where) -> np.ndarray:
     """Whether each trial has the values asked for."""
     if where is None:
         return np.ones(len(trials), bool)
     if callable(where):
-        return booleans(where(trials), trials, "where")
+        return booleans(where(trials.frame), trials, "where")
     if not isinstance(where, Mapping):
         raise ConfigError(f"where={checks.shown(where)}: expected a dict of columns and values, or a function")
     keep = np.ones(len(trials), bool)
@@ -302,11 +303,11 @@ def matching(trials: Any, where: Where) -> np.ndarray:
         if name not in trials:
             raise ConfigError(f"where: no column {name!r}; the trial table has {', '.join(trials.columns)}")
         values = wanted if isinstance(wanted, list | tuple | set | range | np.ndarray) else [wanted]
-        keep &= np.asarray(trials[name].isin(list(values)))
+        keep &= np.asarray(trials.frame[name].isin(list(values)))
     return keep
 
 
-def booleans(given: Any, trials: Any, argument: str) -> np.ndarray:
+def booleans(given: Any, trials: TrialTable, argument: str) -> np.ndarray:
     """One boolean per row of the trial table, or an error that says so."""
     found = np.asarray(given)
     if found.dtype != bool or found.shape != (len(trials),):

@@ -16,11 +16,11 @@ when more sessions are added. Z-scores are fitted without the pictures that are 
 """
 
 import re
-from typing import Any
 
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.nsd.table import TrialTable
 
 PARTS = ("train", "val", "test")
 FIRST_RELEASE = {1: 37, 2: 37, 3: 29, 4: 27, 5: 37, 6: 29, 7: 37, 8: 27}
@@ -37,7 +37,7 @@ def needs_design(split: str) -> bool:
     return split.startswith(("mindeye1-val/", "berg/", "random-"))
 
 
-def choose(trials: Any, split: str, *, seed: int, planned: Any = None) -> np.ndarray:
+def choose(trials: TrialTable, split: str, *, seed: int, planned: TrialTable | None = None) -> np.ndarray:
     """Whether each trial belongs to this part: ``"mindeye2/train"``.
 
     ``planned`` is the table of all trials of the subject's experiment; None where ``trials`` is that table.
@@ -54,50 +54,54 @@ def choose(trials: Any, split: str, *, seed: int, planned: Any = None) -> np.nda
     return chosen
 
 
-def fitting(trials: Any, split: str, zscore: str | None, *, seed: int, planned: Any = None) -> np.ndarray:
+def fitting(
+    trials: TrialTable, split: str, zscore: str | None, *, seed: int, planned: TrialTable | None = None
+) -> np.ndarray:
     """Whether z-scores are fitted on each trial: never on a picture that the split holds out.
 
     Over all training trials ("train"), these are the training trials of the split. Per session or run, each needs
     trials of its own: all whose picture is not held out, also where the split trains on fewer sessions.
     """
     parts = _parts(trials, trials if planned is None else planned, split.partition("/")[0], seed)
-    train, pictures = parts["train"], np.asarray(trials["stim_id"])
+    train, pictures = parts["train"], trials["stim_id"]
     if zscore == "train":
-        return np.asarray(train)
+        return train
     held_out = np.isin(pictures, pictures[np.any([part for name, part in parts.items() if name != "train"], axis=0)])
-    return np.asarray(~held_out & (train | ~np.asarray(trials["shared1000"], bool)))
+    return np.asarray(~held_out & (train | ~trials["shared1000"]))
 
 
-def _parts(trials: Any, planned: Any, name: str, seed: int) -> dict[str, np.ndarray]:
-    shared, session = np.asarray(trials["shared1000"], bool), np.asarray(trials["session"])
+def _parts(trials: TrialTable, planned: TrialTable, name: str, seed: int) -> dict[str, np.ndarray]:
+    shared, session = trials["shared1000"], trials["session"]
     if name in ("shared1000", "mindeye2"):
         return {"train": ~shared, "test": shared}
     if name in ("mindeye1", "mindeye1-val"):
-        last = FIRST_RELEASE[int(trials["subject"].iloc[0])] if len(trials) else 0
+        last = FIRST_RELEASE[int(trials["subject"][0])] if len(trials) else 0
         public = session <= last
         if name == "mindeye1":
             return {"train": ~shared & public, "test": shared & public}
-        held_out = _drawn(planned[~planned["shared1000"] & (planned["session"] <= last)], VAL_PICTURES, seed)
+        own = planned["stim_id"][~planned["shared1000"] & (planned["session"] <= last)]
+        held_out = _drawn(own, VAL_PICTURES, seed)
         val = np.isin(trials["stim_id"], held_out) & public
         return {"train": ~shared & public & ~val, "val": val, "test": shared & public}
     if name == "berg":
-        early = planned[planned["shared1000"] & (planned["session"] <= LEAST_SESSIONS)].groupby("stim_id").size()
-        thrice = np.isin(trials["stim_id"], early.index[early == 3])
+        early = planned["stim_id"][planned["shared1000"] & (planned["session"] <= LEAST_SESSIONS)]
+        pictures, times = np.unique(early, return_counts=True)
+        thrice = np.isin(trials["stim_id"], pictures[times == 3])
         return {"train": ~shared, "val": shared & ~thrice, "test": shared & thrice}
     if found := re.fullmatch(r"first-(\d+)", name):
         return {"train": ~shared & (session <= int(found[1])), "test": shared}
     if (found := re.fullmatch(r"random-(\d+)", name)) and 0 < int(found[1]) < 100:
-        pictures = int(planned["stim_id"].nunique())
-        train = np.isin(trials["stim_id"], _drawn(planned, round(pictures * int(found[1]) / 100), seed))
+        count = round(len(np.unique(planned["stim_id"])) * int(found[1]) / 100)
+        train = np.isin(trials["stim_id"], _drawn(planned["stim_id"], count, seed))
         return {"train": train, "test": ~train}
     raise ConfigError(
         f"split={name!r}: no such split; there are {', '.join(NAMES)}, with a session N or a percentage P from 1 to 99"
     )
 
 
-def _drawn(trials: Any, count: int, seed: int) -> np.ndarray:
-    """This many pictures, whatever the order of the trials."""
-    pictures = np.unique(trials["stim_id"])
+def _drawn(stim_ids: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """This many of the pictures, whatever the order of the trials."""
+    pictures = np.unique(stim_ids)
     if count >= len(pictures):
         count = len(pictures) // 10  # a small set keeps the proportions, not the number
     return np.random.default_rng([seed, len(pictures)]).choice(pictures, count, replace=False)

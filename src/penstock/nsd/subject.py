@@ -22,12 +22,13 @@ from penstock.nsd.betas import SessionFiles, Sessions, chosen_sessions, ranges, 
 from penstock.nsd.dataset import COLUMNS, NSDDataset
 from penstock.nsd.layout import BETAS, STIMULI, SUBJECTS, Layout
 from penstock.nsd.prepare import Job, prepare
-from penstock.nsd.prepared import Copies, Copy, Prepared
+from penstock.nsd.prepared import Copies, Copy, Prepared, one_file
 from penstock.nsd.regions import Order, Region, Voxels, find_voxels, region_names, volume_shape
 from penstock.nsd.repetitions import Padding, Reps
 from penstock.nsd.samples import Choice, Samples, Wanted, Where, booleans, matching
 from penstock.nsd.splits import choose, fitting, needs_design
 from penstock.nsd.stimuli import Pictures
+from penstock.nsd.table import TrialTable
 from penstock.nsd.trials import SessionLength, Sources, planned_trials, read_all_trials, read_trials
 from penstock.nsd.zscore import Moments
 
@@ -84,8 +85,8 @@ class NSD:
             raise Missing(f"{self.layout.root}: {what}; expected the folder that holds nsddata_betas and nsddata")
         else:
             self._files = SessionFiles.find(self.layout)
-        place = self.layout.prepared if prepared is None else absolute(checks.path("prepared", prepared))
-        self._prepared = Prepared(place, self.layout.version, files)
+        copies = self.layout.prepared if prepared is None else absolute(checks.path("prepared", prepared))
+        self._prepared = Prepared(copies, self.layout.version, files)
         self.sessions: tuple[int, ...] = tuple(sorted({*self._files.paths, *self._prepared.sessions()}))
         """The sessions on disk."""
         if not self.sessions:
@@ -138,9 +139,14 @@ class NSD:
         note = self._prepared.any_note()
         return self._stored().reversed if note is None else note.reversed
 
-    @cached_property
+    @property
     def trials(self) -> Any:
-        """A DataFrame with a row per trial of the sessions on disk; ids count from 0.
+        """``table`` as a pandas DataFrame."""
+        return self.table.frame
+
+    @cached_property
+    def table(self) -> TrialTable:
+        """A row per trial of the sessions on disk; ids count from 0.
 
         subject, session, run, trial_in_run (these from 1), trial_in_session, global_trial, stim_id, cocoId,
         rep (how often the picture was shown before), n_reps (how often it is shown in this table), shared1000, and the
@@ -148,12 +154,12 @@ class NSD:
         """
         return read_trials(self._sources, self.sessions, self._session_length)
 
-    def all_trials(self) -> Any:
+    def all_trials(self) -> TrialTable:
         """The same columns, less n_reps, for all trials in ``responses.tsv`` too: row numbers are ``global_trial``."""
         return read_all_trials(self._sources, self.sessions, self._session_length)
 
     @cached_property
-    def _planned(self) -> Any:
+    def _planned(self) -> TrialTable | None:
         return planned_trials(self._sources, self.trials_per_session)
 
     @cached_property
@@ -206,7 +212,7 @@ class NSD:
             if path is None:
                 parts += [stored.chosen(number, voxels) for number, _ in group]
             else:
-                parts.append(_together([copy for _, copy in group if copy is not None]))
+                parts.append(one_file([copy for _, copy in group if copy is not None]))
         return parts[0] if len(parts) == 1 else concat(parts)
 
     def _copy(self, session: int, voxels: Voxels | None, known: Copies) -> Copy | None:
@@ -331,8 +337,8 @@ class NSD:
 
     def _choice(self, sessions: Sequence[int], split: Any, seed: int, where: Where) -> Choice:
         """The trials that are asked for, among those of the chosen sessions."""
-        trials = self.trials
-        keep = np.array(trials["session"].isin(sessions))
+        trials = self.table
+        keep = np.isin(trials["session"], sessions)
         inside = np.flatnonzero(keep)
         if isinstance(split, str):
             keep &= choose(trials, split, seed=seed, planned=self._planned_for(split))
@@ -343,7 +349,7 @@ class NSD:
             raise ConfigError("no trial is left: sessions=, split= and where= exclude all of them")
         return Choice(trials, inside, np.flatnonzero(keep[inside]))
 
-    def _planned_for(self, split: str) -> Any:
+    def _planned_for(self, split: str) -> TrialTable | None:
         """The trials of the whole experiment, where the split depends on them."""
         if not needs_design(split):
             return None
@@ -366,19 +372,12 @@ class NSD:
         if isinstance(split, str):
             planned = self._planned_for(split)
             return np.flatnonzero(fitting(choice.trials, split, zscore, seed=seed, planned=planned))
-        return np.flatnonzero(~np.asarray(choice.trials["shared1000"], bool))
+        return np.flatnonzero(~choice.trials["shared1000"])
 
     def __repr__(self) -> str:
         kind = sorted({os.path.basename(path).partition(".")[2] for path in self._files.paths.values()})
         about = f"<NSD subject {self.subject}, {self.layout.space}, {self.layout.betas}: {len(self.sessions)} sessions"
         return "; missing ".join([f"{about} ({', '.join(kind) or 'prepared'})", *self.missing[:3]]) + ">"
-
-
-def _together(copies: Sequence[Copy]) -> Dataset:
-    """Sessions that are in one file, as one dataset."""
-    whole = copies[0].dataset
-    rows = np.concatenate([np.arange(copy.first, copy.first + copy.trials) for copy in copies])
-    return whole if np.array_equal(rows, np.arange(len(whole))) else whole.select(rows)
 
 
 def subjects(root: str | os.PathLike[str], space: str = "func1pt8mm", betas: str = "b3") -> list[int]:

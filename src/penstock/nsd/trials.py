@@ -7,17 +7,18 @@ trials that it does not have come from the design, without behaviour.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
 from penstock.errors import Corrupt, Missing, SchemaMismatch
 from penstock.nsd.layout import REPS, RUNS, SESSIONS, Layout
-from penstock.nsd.libraries import loadmat, needed
+from penstock.nsd.libraries import loadmat
 from penstock.nsd.parsed import Columns, parsed
+from penstock.nsd.table import TrialTable
+from penstock.nsd.text_table import read_columns
 
 BEHAVIOUR = (
     "TIME", "ISOLD", "ISCORRECT", "RT", "CHANGEMIND", "MEMORYRECENT", "MEMORYFIRST", "ISOLDCURRENT",
@@ -110,24 +111,18 @@ class SessionLength:
     path: str
 
 
-def read_trials(sources: Sources, sessions: Sequence[int], session: SessionLength) -> Any:
-    """A DataFrame with a row per trial of these sessions, in the order of the betas."""
-    whole = _columns(sources, sessions, session)
-    here = np.isin(whole["session"], list(sessions))
-    found = {name: values[here] for name, values in whole.items()}
+def read_trials(sources: Sources, sessions: Sequence[int], session: SessionLength) -> TrialTable:
+    """A row per trial of these sessions, in the order of the betas."""
+    whole = read_all_trials(sources, sessions, session)
+    found = whole.take(np.isin(whole["session"], list(sessions))).columns
     counts = np.bincount(found["stim_id"])[found["stim_id"]]
     after = list(found).index("rep") + 1
     names = [*list(found)[:after], "n_reps", *list(found)[after:]]
-    return needed("pandas").DataFrame({name: found.get(name, counts) for name in names}, copy=False)
+    return TrialTable({name: found.get(name, counts) for name in names})
 
 
-def read_all_trials(sources: Sources, sessions: Sequence[int], session: SessionLength) -> Any:
-    """A DataFrame with a row per trial that was answered or is in these sessions; row numbers are ``global_trial``."""
-    return needed("pandas").DataFrame(_columns(sources, sessions, session), copy=False)
-
-
-def _columns(sources: Sources, sessions: Sequence[int], session: SessionLength) -> dict[str, np.ndarray]:
-    """The table as plain arrays: pandas takes longer to add a column than to make a table."""
+def read_all_trials(sources: Sources, sessions: Sequence[int], session: SessionLength) -> TrialTable:
+    """A row per trial that was answered or is in these sessions; row numbers are ``global_trial``."""
     count = max(sources.answered, max(sessions) * session.trials)
     pictures, trial = _pictures(sources, count, session), np.arange(count)
     runs, in_run = _runs(sources, count, session.trials)
@@ -137,7 +132,7 @@ def _columns(sources: Sources, sessions: Sequence[int], session: SessionLength) 
         for name, values in (sources.responses or {}).items()
         if name in BEHAVIOUR
     }
-    return {
+    columns = {
         "subject": np.full(count, sources.layout.subject),
         "session": trial // session.trials + 1,
         "run": runs,
@@ -150,6 +145,7 @@ def _columns(sources: Sources, sessions: Sequence[int], session: SessionLength) 
         "shared1000": sources.shared(pictures),
         **answers,
     }
+    return TrialTable(columns)
 
 
 def _shown_before(pictures: np.ndarray) -> np.ndarray:
@@ -161,7 +157,7 @@ def _shown_before(pictures: np.ndarray) -> np.ndarray:
     return before
 
 
-def planned_trials(sources: Sources, per_session: int) -> Any:
+def planned_trials(sources: Sources, per_session: int) -> TrialTable | None:
     """Session, picture and shared1000 of each trial that the subject was to do, whatever is on disk.
 
     Subjects did the first 30 to 40 planned sessions. Without a design, a complete ``responses.tsv`` will
@@ -175,8 +171,7 @@ def planned_trials(sources: Sources, per_session: int) -> Any:
         planned = np.asarray(sources.responses["73KID"], np.int64) - 1
     pictures = planned[: most * per_session]
     session = (np.arange(len(pictures)) // per_session + 1).astype(np.int16)
-    columns = {"session": session, "stim_id": pictures, "shared1000": sources.shared(pictures)}
-    return needed("pandas").DataFrame(columns)
+    return TrialTable({"session": session, "stim_id": pictures, "shared1000": sources.shared(pictures)})
 
 
 def _pictures(sources: Sources, count: int, session: SessionLength) -> np.ndarray:
@@ -240,46 +235,27 @@ def _runs(sources: Sources, count: int, per_session: int) -> tuple[np.ndarray, n
 
 def _parse_design(path: str) -> Columns:
     found, wanted = loadmat(path), ("masterordering", "subjectim", "sharedix")
-    _check_names(path, wanted, found)
+    if absent := [name for name in wanted if name not in found]:
+        raise Corrupt(f"{path}: no {absent[0]!r} in it, but {', '.join(found)}; fetch it again")
     # Stored in small types, in which sums would overflow.
     return {name: np.asarray(found[name]).astype(np.int64) for name in wanted}
 
 
 def _parse_responses(path: str) -> Columns:
-    found = _table(path, sep="\t")
-    _check_names(path, NUMBERED, found)
-    columns = {name: found[name].to_numpy() for name in (*NUMBERED, *BEHAVIOUR) if name in found}
-    for name, values in columns.items():
-        if values.dtype.kind not in "biuf":
-            raise Corrupt(f"{path}: column {name!r} has other values than numbers; fetch it again")
-    return columns
+    return read_columns(path, "\t", {*NUMBERED, *BEHAVIOUR}, NUMBERED)
 
 
 def _parse_stim_info(subject: int, path: str) -> Columns:
     reps = tuple(f"subject{subject}_rep{rep}" for rep in range(REPS))
-    found = _table(path, usecols=lambda name: name in (*INFO_COLUMNS, *reps))
-    _check_names(path, INFO_COLUMNS, found)
-    found = found.sort_values("nsdId")
-    if not np.array_equal(found["nsdId"], np.arange(len(found))):
-        raise Corrupt(f"{path}: nsdId does not run from 0 to {len(found) - 1:,}; fetch it again")
-    columns = {"cocoId": found["cocoId"].to_numpy(np.int64), "shared1000": found["shared1000"].to_numpy(bool)}
+    found = read_columns(path, ",", {*INFO_COLUMNS, *reps}, INFO_COLUMNS)
+    by_id = np.argsort(found["nsdId"], kind="stable")
+    found = {name: values[by_id] for name, values in found.items()}
+    if not np.array_equal(found["nsdId"], np.arange(len(by_id))):
+        raise Corrupt(f"{path}: nsdId does not run from 0 to {len(by_id) - 1:,}; fetch it again")
+    columns = {"cocoId": found["cocoId"], "shared1000": found["shared1000"] != 0}
     if reps[0] in found:
-        trials = np.stack([found[rep].to_numpy(np.int64) for rep in reps], axis=1)
+        trials = np.stack([found[rep] for rep in reps], axis=1)
         columns["pictures"] = np.full(int(trials.max()), -1, np.int64)
         picture, rep = np.nonzero(trials > 0)
         columns["pictures"][trials[picture, rep] - 1] = picture
     return columns
-
-
-def _check_names(path: str, expected: Sequence[str], found: Iterable[str]) -> None:
-    absent = [name for name in expected if name not in found]
-    if absent:
-        raise Corrupt(f"{path}: no {absent[0]!r} in it, but {', '.join(found)}; fetch it again")
-
-
-def _table(path: str, **options: Any) -> Any:
-    pandas = needed("pandas")
-    try:
-        return pandas.read_csv(path, **options)
-    except (ValueError, UnicodeDecodeError) as error:  # pandas's parser errors are ValueErrors
-        raise Corrupt(f"{path}: not a table that pandas reads ({error}); fetch it again") from error
