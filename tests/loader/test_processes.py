@@ -20,9 +20,11 @@ import pytest
 import penstock as ps
 from penstock.base.machine import children
 from penstock.errors import ConfigError, ReadersNotStarted, WorkerDied
+from penstock.loader import connection as connection_module
 from penstock.loader import exchange as exchange_module
 from penstock.loader import processes as processes_module
 from penstock.loader import readers as readers_module
+from penstock.loader import team as team_module
 from penstock.loader.loader import runtime_of
 from penstock.loader.nonfinite import not_finite
 from penstock.webdataset import ShardWriter
@@ -373,6 +375,60 @@ def test_a_read_that_kills_every_reader(folder: Path) -> None:
         assert loader.stats().restarts >= 2
         assert loader.report().restarts == loader.stats().restarts
         assert "were started again" in str(loader.report())
+
+
+def test_other_readers_do_what_a_dead_one_left_before_it_is_started_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = ps.open(folder / "chunks.h5").map(slow_down)
+    expected = by_threads(ds)
+    with started(ds) as loader:
+        monkeypatch.setattr(processes_module, "_BEGIN", "import time; time.sleep(60)")
+        found = iter(loader)
+        first = {name: np.array(values) for name, values in next(found).items()}
+        os.kill(readers(loader)[0].pid, signal.SIGKILL)
+        assert_same([first, *({name: np.array(values) for name, values in batch.items()} for batch in found)], expected)
+        assert not readers(loader)[0].is_up
+        assert loader.report().restarts == 1
+
+
+def test_threads_read_if_no_reader_can_be_started_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = ps.open(folder / "chunks.h5")
+    expected = by_threads(ds)
+    with started(ds) as loader:
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        for process in readers(loader):
+            process._child.kill()
+            process._child.wait()
+        with pytest.warns(ReadersNotStarted):
+            assert_same(batches(loader), expected)
+
+
+def test_threads_that_read_again_begin_with_what_was_left_to_them() -> None:
+    team = team_module.Team(1)
+    work = object(), object()
+    for each in (None, work, None):
+        team._here.put(each)
+    assert team._next() is work
+
+
+def test_an_interrupt_while_a_read_is_repeated_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read goes on: its answer must not be taken for that of another."""
+    ds = ps.open(folder / "chunks.h5").map(slow_down)
+    expected = by_threads(ds, 2)
+    with started(ds, processes=1, threads=1) as loader:
+        monkeypatch.setattr(exchange_module, "SUSPECT_DEATHS", 1)
+        steps = iter(loader)
+        next(steps)
+        os.kill(readers(loader)[0].pid, signal.SIGKILL)
+        with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+            interrupted.setattr(connection_module.select, "select", interrupt)
+            list(steps)
+        assert_same(batches(loader), expected[len(expected) // 2 :])
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_reader_that_cannot_be_started_again_is_an_error_and_loses_no_sample(

@@ -91,9 +91,9 @@ class ReaderConnection:
     def do_alone(self, task: ReadTask, descriptor: int) -> ReadAnswer:
         """Have a read done while the process has no other, and wait for it; ``ReaderDied`` if it kills the process."""
         self.process.restart()
-        self.unanswered.append(None)  # if an interrupt comes, the process is known to be busy
         try:
             self._connect()
+            self.unanswered.append(None)  # if an interrupt comes, the process is known to be busy
             self.send(task, descriptor)
             answers: list[ReadAnswer] = []
             while not answers:
@@ -116,7 +116,10 @@ class ReaderConnection:
             each.clear()
 
     def _connect(self) -> bool:
+        """Whether there is a connection to the process as it runs now; not before what an earlier one left is known."""
         if self._socket is None or self.life != self.process.life:
+            if self.unanswered:
+                return False
             self.close()
             self._socket, self.life = self.process.open_connection()
         return True

@@ -4,12 +4,14 @@
    training step every time, and wake-ups cost the step far more than the work itself.
 2. When the caller asks for a batch, all answers that have come are taken in, and reads are sent for all slots that are
    free. Processes have them queued, so they go on during a long step.
-3. A process that dies costs a pause: its reads are done again, one at a time, before anything else is sent.
+3. What a process had to do when it died is sent again, to any process. Of each connection only the oldest read had
+   begun. One that was under way in several deaths is done alone, to find out whether it kills processes.
 """
 
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 # Reads that a connection may have at a time: enough for a long step, few enough for the buffers of a socket.
 MOST_UNANSWERED = 64
 
+# A read that was under way when so many processes died may have killed them. Others die by chance: for lack of memory.
+SUSPECT_DEATHS = 2
+
 
 class Sent(NamedTuple):
     """A read that a process has."""
@@ -32,6 +37,8 @@ class Sent(NamedTuple):
     read: "Read"
     is_look: bool = False
     """Nothing is read: values that are NaN or infinite are looked for."""
+    deaths: int = 0
+    """How many processes died while they did it."""
 
 
 class Exchange:
@@ -54,6 +61,8 @@ class Exchange:
         self._poll = select.poll()
         self._by_descriptor: dict[int, ReaderConnection] = {}
         self._unanswered = 0
+        self._again: deque[Sent] = deque()
+        """Reads of processes that died, to be sent again."""
         self._turn = threading.RLock()
         """A loader may be closed by another thread than the one that asks for batches."""
         self.has_ended = False
@@ -89,6 +98,15 @@ class Exchange:
                 self._send_reads()
             return came or self._unanswered > 0
 
+    def do_rest_here(self) -> None:
+        """Have this process do what dead processes left, apart from reads that had begun: these are errors."""
+        while self._again:
+            sent = self._again.popleft()
+            if sent.deaths:
+                sent.readers.do_again(sent.read, self._connections[0], self._generation)
+            else:
+                self._read_here(sent.readers, sent.read)
+
     def end(self) -> None:
         """Have all reads given up; kill processes that do not answer soon."""
         with self._turn:
@@ -97,7 +115,7 @@ class Exchange:
             until = time.monotonic() + GIVE_UP_WITHIN_S
             while self._unanswered and (left := until - time.monotonic()) > 0:
                 for connection in self._ready_connections(left):
-                    if not self._take(connection)[1]:
+                    if not self._receive_from(connection)[1]:
                         self._forget(connection)
             connections = self._all_connections()
             for connection in connections:
@@ -109,12 +127,17 @@ class Exchange:
     # Reads.
 
     def _send_reads(self) -> None:
-        while (connection := self._free_connection()) is not None and (work := self._next_read()) is not None:
-            readers, read = work
-            if readers.can_send(read):
-                self._send(connection, Sent(readers, read))
+        while (connection := self._free_connection()) is not None and (sent := self._next()) is not None:
+            if sent.readers.can_send(sent.read):
+                self._send(connection, sent)
             else:
-                self._read_here(readers, read)
+                self._read_here(sent.readers, sent.read)
+
+    def _next(self) -> Sent | None:
+        if self._again:
+            return self._again.popleft()
+        work = self._next_read()
+        return None if work is None else Sent(*work)
 
     def _free_connection(self) -> ReaderConnection | None:
         """The connection with the fewest reads, of those whose process can read."""
@@ -138,6 +161,8 @@ class Exchange:
             self._watch(connection)
         except (EOFError, OSError):
             connection.process.died(connection.life)
+            self._unanswered -= 1
+            self._again.append(connection.unanswered.pop())  # it has not begun
             self._recover(connection.process)
 
     # Answers.
@@ -146,17 +171,18 @@ class Exchange:
         """Take in the answers that have come; whether there were any."""
         came = False
         for connection in self._ready_connections(wait_s):
-            if not connection.is_open:  # its process died, which was seen on another connection
-                continue
-            answers, is_alive = self._take(connection)
-            for sent, answer in answers:
-                came = True
-                for look in sent.readers.take_answer(sent.read, answer, is_look=sent.is_look):
-                    self._send_look(sent.readers, look)
-            if not is_alive:
-                came = True
-                self._recover(connection.process)
+            if connection.is_open:  # or else its process died, which was seen on another connection
+                answers, is_alive = self._receive_from(connection)
+                self._take_in(answers)
+                came |= bool(answers) or not is_alive
+                if not is_alive:
+                    self._recover(connection.process)
         return came
+
+    def _take_in(self, answers: list[tuple[Sent, ReadAnswer]]) -> None:
+        for sent, answer in answers:
+            for look in sent.readers.take_answer(sent.read, answer, is_look=sent.is_look):
+                self._send_look(sent.readers, look)
 
     def _send_look(self, readers: "Readers", look: "Read") -> None:
         connection = self._free_connection()
@@ -170,17 +196,19 @@ class Exchange:
             return []
         return [self._by_descriptor[descriptor] for descriptor, _ in self._poll.poll(wait_s * 1000)]
 
-    def _take(self, connection: ReaderConnection) -> tuple[list[tuple[Sent, ReadAnswer]], bool]:
+    def _receive_from(self, connection: ReaderConnection) -> tuple[list[tuple[Sent, ReadAnswer]], bool]:
         """The answers of a connection with what they answer, and whether its process is alive."""
+        answers: list[ReadAnswer] = []
+        is_alive = True
         try:
+            answers = connection.receive()
             connection.flush()
             self._watch(connection)
-            answers = connection.receive()
         except (EOFError, OSError):
             connection.process.died(connection.life)
-            return [], False
+            is_alive = False
         self._unanswered -= len(answers)
-        return [(connection.unanswered.popleft(), answer) for answer in answers], True
+        return [(connection.unanswered.popleft(), answer) for answer in answers], is_alive
 
     def _all_connections(self) -> list[ReaderConnection]:
         """Those in use, and those that still have a read since there were more of them."""
@@ -207,8 +235,17 @@ class Exchange:
     # Processes that die.
 
     def _recover(self, process: ReaderProcess) -> None:
-        """Do again what a process had to do when it died, one read at a time: one of them may have killed it."""
-        connections = [connection for connection in self._all_connections() if connection.process is process]
-        lost = [(connection, sent) for connection in connections for sent in self._forget(connection)]
+        """Send again what a process had to do when it died, the earliest batches first."""
+        lost = []
+        for connection in [each for each in self._all_connections() if each.process is process and each.is_open]:
+            while answers := self._receive_from(connection)[0]:  # that it sent before it died
+                self._take_in(answers)
+            for number, sent in enumerate(self._forget(connection)):
+                lost.append((connection, sent._replace(deaths=sent.deaths + (number == 0))))
         for connection, sent in sorted(lost, key=lambda pair: pair[1].read.batches[0].step):
-            sent.readers.do_again(sent.read, connection, self._generation, is_look=sent.is_look)
+            if sent.is_look:
+                sent.readers.look_here(sent.read)
+            elif sent.deaths < SUSPECT_DEATHS:
+                self._again.append(sent)
+            else:
+                sent.readers.do_again(sent.read, connection, self._generation)

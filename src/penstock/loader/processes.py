@@ -6,8 +6,8 @@ reads go where is said in ``exchange.py``.
 1. Processes are fresh interpreters, never forks: the caller may have threads, or a device in use. They do not run the
    caller's ``__main__`` again.
 2. They live as long as the loader, whatever happens to it: they end when their control socket closes.
-3. A process that dies is started again. It is unknown which of its reads killed it, so each is repeated alone. A read
-   that kills the new process too is halved, until the sample is found that no process survives.
+3. A process that dies is started again, and its reads are sent to any other. A read that kills several is repeated
+   alone, and halved, until the sample is found that no process survives.
 """
 
 import os
@@ -42,7 +42,7 @@ LOOK_EVERY_S = 0.01
 MEASURE_EVERY_S = 0.25
 
 # A process that dies this often before it is up will never come up.
-EARLY_DEATHS = 3
+EARLY_DEATHS = 10
 
 # How long ending an epoch waits for reads under way, before it kills their processes; and how long it waits for those.
 GIVE_UP_WITHIN_S = 0.5

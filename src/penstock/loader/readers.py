@@ -233,11 +233,8 @@ class Readers:
         (batch,) = look.batches
         self._post_looked_at(batch, self._not_finite(batch))
 
-    def do_again(self, read: Read, connection: ReaderConnection, generation: int, *, is_look: bool) -> None:
-        """Do a read again that may have killed its process, and find the sample that did."""
-        if is_look:
-            self.look_here(read)
-            return
+    def do_again(self, read: Read, connection: ReaderConnection, generation: int) -> None:
+        """Do a read again that may have killed its processes, and find the sample that did."""
         assert self.slots.descriptor is not None
         costs = ReadCosts()
         if self._killer is not None:  # which ends the loop before these batches come

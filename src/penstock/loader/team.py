@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 from collections import deque
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from penstock.base import sample_rng, torch_threads
@@ -118,6 +119,7 @@ class Team:
             self._are_up = True
             self._wake_threads()
         elif self._exchange.has_failed:
+            self._exchange.do_rest_here()
             self._are_up = False
             self._start_threads(self._size)
             self._wake_threads()
@@ -185,7 +187,7 @@ class Team:
         """The next read and its dataset, for a thread; waits for slots where no dataset has one."""
         with self._turn:
             while not self._stopping.is_set and not self._are_up:
-                if (work := self._first_able()) is not None:
+                if (work := self._left_here() or self._first_able()) is not None:
                     return work
                 if self._all_taken:
                     return None
@@ -216,6 +218,14 @@ class Team:
             return None
         first = min(able, key=lambda readers: readers.wanted_at())
         return first, first.take()
+
+    def _left_here(self) -> "tuple[Readers, Read] | None":
+        """A read for the threads from when processes read."""
+        with suppress(Empty):
+            while (work := self._here.get_nowait()) is None:
+                pass
+            return work
+        return None
 
     def _wake_threads(self) -> None:
         """Let threads that wait for a slot or a read look what changed."""
