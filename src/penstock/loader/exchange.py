@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Reads that a connection may have at a time: enough for a long step, few enough for the buffers of a socket.
 MOST_UNANSWERED = 64
 
-# A read that was under way when so many processes died may have killed them. Others die by chance: for lack of memory.
+# A read that was under way when so many processes died may have killed them; one may have died for another reason.
 SUSPECT_DEATHS = 2
 
 
