@@ -3,6 +3,7 @@
 import json
 import os
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -121,17 +122,17 @@ def test_numbers_of_numpy_are_numbers(make):
 
 
 OPEN = {
-    "fields": ["data", 5, [5]],
-    "row_axis": [True, 1.5, "0", None, {"data": 0.5}],
+    "fields": ["data", 5, [5], [], ()],
+    "row_axis": [True, 1.5, "0", None, {"data": 0.5}, 1, -1, {"data": 0}],
     "max_open_files": [value for value in NO_NUMBERS if value is not None],
     "allow_fill": NO_FLAGS,
     "allow_external": ["folder", 5, [5], b"x"],
     "swmr": NO_FLAGS,
     "on_error": NO_TEXTS,
-    "index_dir": [True, 5, ["x"]],
-    "cache_dir": [True, 5, ["x"], False],
+    "index_dir": [True, 5, ["x"], ""],
+    "cache_dir": [True, 5, ["x"], False, ""],
     "cache_bytes": [2.5, True, "many"],
-    "manifest": [True, 5],
+    "manifest": [True, 5, ""],
     "size": [True, 2.5, "8", (8,), (8, 8.0), (0, 8), [8, True]],
     "fit": NO_TEXTS,
     "max_pixels": [*NO_NUMBERS, 0],
@@ -146,6 +147,16 @@ def test_open(tmp_path, name, value):
     np.save(tmp_path / "a.npy", np.arange(ROWS))
     with pytest.raises(ConfigError, match=name):
         ps.open(tmp_path / "a.npy", **{name: value})
+
+
+def test_axes_of_fields_that_are_not_there(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["betas"] = np.zeros((4, 6))
+        file["names"] = ["text"] * 6
+    with pytest.raises(ConfigError, match=r"row_axis: .*a\.h5 has no field 'beta' among 'betas'"):
+        ps.open(tmp_path / "a.h5", row_axis={"beta": 1})
+    with pytest.warns(ps.FieldsLeftOut):
+        assert len(ps.open(tmp_path / "a.h5", row_axis={"betas": 1, "names": 0})) == 6
 
 
 @pytest.mark.parametrize("path", [5, None, True, b"a.npy", {"a": 1}, [5], ["a.npy", None], 2.5], ids=ids)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,21 @@ def test_a_shard_too_short_for_its_index(tmp_path: Path, keep: int) -> None:
     np.testing.assert_array_equal(ps.open(tmp_path / "a.zarr")[[3, 8]]["data"], VALUES[[3, 8]])
 
 
+def test_an_index_larger_than_its_shard_takes_no_memory(tmp_path: Path) -> None:
+    document = sharded(tmp_path / "a.zarr") / "zarr.json"
+    found = json.loads(document.read_text())
+    found["chunk_grid"]["configuration"]["chunk_shape"][0] = 2**22  # an index of 128 MiB
+    document.write_text(json.dumps(found))
+    ds = ps.open(tmp_path / "a.zarr")
+    tracemalloc.start()
+    try:
+        with pytest.raises(Truncated, match="too few for its index of 134,217,732"):
+            ds[[3]]
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_shard_cut_short_has_no_index_that_checks(tmp_path: Path) -> None:
     shard = sharded(tmp_path / "a.zarr") / "c/1/0"
     shard.write_bytes(shard.read_bytes()[:-9])
@@ -185,7 +201,7 @@ def test_metadata_that_are_none(tmp_path: Path, name: str, text: str) -> None:
         ({"chunk_key_encoding": {"name": "default", "configuration": {"separator": "../"}}}, "separator"),
         ({"data_type": "string"}, "expected numbers"),
         ({"data_type": {"name": "numpy.datetime64"}}, "expected numbers"),
-        ({"node_type": None}, "no Zarr array in it"),
+        ({"node_type": None}, "node_type is None"),
         ({"unheard_of": 5}, "unheard_of"),
         ({"codecs": [{"name": "bytes", "configuration": {"endian": "little", "level": 3}}]}, "level"),
     ],
@@ -263,6 +279,38 @@ def test_arrays_of_other_lengths_and_names(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "empty.zarr")
     with pytest.raises(Missing, match="no Zarr array"):
         ps.open(tmp_path / "empty.zarr")
+
+
+@pytest.mark.parametrize("form", [2, 3])
+def test_an_array_that_lost_its_metadata_is_named(tmp_path: Path, form: Any) -> None:
+    group = zarr.create_group(tmp_path / "a.zarr", zarr_format=form)
+    group.create_array("x", data=np.ones((4, 2)))
+    group.create_array("y", data=np.ones(4))
+    (tmp_path / "a.zarr/y" / ("zarr.json" if form == 3 else ".zarray")).unlink()
+    with pytest.warns(ps.FieldsLeftOut, match=r"'y': no metadata: expected zarr.json, .zarray or .zgroup"):
+        ds = ps.open(tmp_path / "a.zarr")
+    assert tuple(ds.fields_left_out) == ("y",)
+    assert tuple(ps.open(tmp_path / "a.zarr", fields=["x"]).fields_left_out) == ()
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize("kind", ["group?", None, 5])
+def test_a_node_of_no_known_kind(tmp_path: Path, consolidated: bool, kind: Any) -> None:
+    group = zarr.create_group(tmp_path / "a.zarr")
+    group.create_array("x", data=np.ones((4, 2)))
+    group.create_array("y", data=np.ones(4))
+    if consolidated:
+        with pytest.warns(zarr.errors.ZarrUserWarning):
+            zarr.consolidate_metadata(tmp_path / "a.zarr")
+    document = tmp_path / "a.zarr" / ("zarr.json" if consolidated else "y/zarr.json")
+    found = json.loads(document.read_text())
+    if consolidated:
+        found["consolidated_metadata"]["metadata"]["y"]["node_type"] = kind
+    else:
+        found["node_type"] = kind
+    document.write_text(json.dumps(found))
+    with pytest.raises(Corrupt, match=r"y: node_type is .*, expected 'array'"):
+        ps.open(tmp_path / "a.zarr")
 
 
 # Libraries that are not there.

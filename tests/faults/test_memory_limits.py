@@ -94,6 +94,40 @@ def test_a_sample_above_the_budget_is_refused_before_anything_is_allocated(apart
     assert "'data' (float32 (30000000,))" in done.out
 
 
+UNDER_A_LIMIT = """
+import resource, sys
+import numpy as np
+import penstock as ps
+from penstock.base.machine import free_bytes
+
+np.lib.format.open_memmap("wide.npy", "w+", np.float32, (256, 2**18))  # rows of 1 MiB, read without a mapping
+kind, name = sys.argv[1:]
+with open("/proc/self/status") as status:
+    used = next(int(line.split()[1]) for line in status if line.startswith(name)) * 1024
+limit = used + 160 * 2**20
+resource.setrlimit(getattr(resource, kind), (limit, limit))
+assert free_bytes() <= 160 * 2**20, free_bytes()
+ds = ps.open("wide.npy")
+loader = ps.Loader(ds, batch_size=4, output="numpy")
+assert loader.plan.limit_bytes <= 40 * 2**20, loader.plan
+print(sum(len(batch["data"]) for batch in loader))
+try:
+    list(ps.Loader(ds, batch_size=64, memory="4GiB", threads=1, output="numpy"))
+except ps.Unavailable as error:
+    print(error)
+"""
+
+
+@pytest.mark.case(40)
+@pytest.mark.parametrize("limit", [("RLIMIT_DATA", "VmData:"), ("RLIMIT_AS", "VmSize:")])
+def test_without_a_budget_training_stays_inside_the_limits_of_the_process(apart, limit):
+    done = apart(UNDER_A_LIMIT, *limit, env={"OPENBLAS_NUM_THREADS": "1"})
+    assert done.code == 0, done.err
+    rows, refused = done.out.splitlines()
+    assert rows == "256"
+    assert "MiB of memory: Cannot allocate memory. Lower memory=, or raise the limit" in refused
+
+
 LIMITED = """
 import importlib, os, resource, sys, traceback
 import numpy as np

@@ -97,3 +97,16 @@ def test_shards_are_written_where_the_program_began(away, packed):
             writer.write({"__key__": f"{row}", "cls": row})
     assert os.listdir() == []
     assert sorted(os.listdir("../data")) == [f"{shard}.tar{packed}" for shard in range(3)]
+
+
+def test_a_current_folder_that_was_removed(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    np.save(tmp_path / "a.npy", np.arange(6))
+    (tmp_path / "here").rmdir()
+    with pytest.raises(ps.Unavailable, match=r"a\.npy: the current folder, .* was removed"):
+        ps.open("a.npy")
+    ds = ps.open(tmp_path / "a.npy")
+    with ps.Loader(ds, batch_size=3, memory="64MiB") as loader:
+        assert len(list(loader)) == 2
+    assert ps.verify(tmp_path / "a.npy").sound

@@ -82,9 +82,9 @@ def names(argument: str, value: Any) -> tuple[str, ...]:
 
 def path(argument: str, value: Any) -> str:
     """A path or an address, as a text."""
-    if not isinstance(value, str | os.PathLike):
-        raise ConfigError(f"{argument}={shown(value)}: expected a path")
-    return os.fspath(value)
+    if isinstance(value, str | os.PathLike) and (found := os.fspath(value)) and isinstance(found, str):
+        return found
+    raise ConfigError(f"{argument}={shown(value)}: expected a path")
 
 
 def function(argument: str, value: Any) -> Any:

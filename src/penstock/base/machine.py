@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 try:
@@ -89,9 +90,9 @@ def children(pid: int) -> list[int]:
 
 
 def free_bytes() -> int:
-    """Memory that can be taken without swapping: the machine's, or less where a cgroup allows less."""
-    machine, group = _machine_free(), cgroups.free_bytes()
-    return machine if group is None else min(machine, group)
+    """Memory that can be taken without swapping: the machine's, or less where a cgroup or a limit allows less."""
+    found = [_machine_free(), cgroups.free_bytes(), *_left_by_limits()]
+    return min(free for free in found if free is not None)
 
 
 def cores() -> int:
@@ -107,6 +108,17 @@ def descriptor_limit() -> int:
         return UNKNOWN_DESCRIPTORS
     limit = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return UNKNOWN_DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
+
+
+def _left_by_limits() -> Iterator[int]:
+    """What is left of this process's own limits: of its data (``ulimit -d``) and of its addresses (``ulimit -v``)."""
+    if resource is None:
+        return
+    used = _counts_of("/proc/self/status", b"VmData:", b"VmSize:")
+    for name, taken in zip((resource.RLIMIT_DATA, resource.RLIMIT_AS), used, strict=True):
+        limit = int(resource.getrlimit(name)[0])
+        if limit != resource.RLIM_INFINITY:
+            yield max(0, limit - taken)
 
 
 def _machine_free() -> int:

@@ -17,6 +17,9 @@ from contextlib import suppress
 
 import numpy as np
 
+from penstock.base.sizes import format_size
+from penstock.errors import Unavailable
+
 ALIGNMENT = 64
 
 LARGE_PAGE = 2 << 20
@@ -30,14 +33,22 @@ def aligned(bytes_: int) -> int:
 
 def buffer(bytes_: int) -> np.ndarray:
     """Private, page-aligned memory as uint8, returned to the system with its last view."""
-    size = max(1, bytes_)
-    if hasattr(mmap, "MAP_PRIVATE"):  # private: a forked child must not write into its parent's batches
-        # Pages as the system gives them. Asking for pages of 2 MiB makes filling them 3 % quicker, and the first epoch
-        # up to twice as slow: where memory is full of cached files, the system moves those aside first.
-        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:
-        block = mmap.mmap(-1, size)
-    return np.frombuffer(block, np.uint8, bytes_)
+    try:
+        return np.frombuffer(_private(max(1, bytes_)), np.uint8, bytes_)
+    except OSError as error:
+        raise Unavailable(
+            f"the system refuses {format_size(bytes_)} of memory: {error.strerror}. Lower memory=, or raise the limit "
+            f"of this process (ulimit -d, ulimit -v) or of its container"
+        ) from error
+
+
+def _private(bytes_: int) -> mmap.mmap:
+    """Memory that a forked child gets a copy of: it must not write into its parent's batches."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, bytes_)
+    # Pages as the system gives them. Asking for pages of 2 MiB makes filling them 3 % quicker, and the first epoch
+    # up to twice as slow: where memory is full of cached files, the system moves those aside first.
+    return mmap.mmap(-1, bytes_, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def page_bytes(row_bytes: int) -> int:

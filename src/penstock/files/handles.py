@@ -150,7 +150,8 @@ class Handle:
             self.bytes = map_descriptor(self.descriptor, self.file.size)
         except (OSError, ValueError) as error:
             check_unchanged(self.file)  # the likelier cause: it is shorter now
-            raise Unavailable(f"{self.file.path}: mapping {self.file.size:,} bytes failed: {error}") from error
+            text = f"{self.file.path}: mapping {self.file.size:,} bytes failed: {one_line(error)}"
+            raise Unavailable(text) from error
         finally:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -124,5 +124,7 @@ def one_line(error: BaseException) -> str:
         way_out = ""
         if error.errno in (errno.EMFILE, errno.ENFILE):
             way_out = ". Raise the limit of open files (ulimit -n), or lower max_open_files="
+        elif error.errno == errno.ENOMEM:
+            way_out = ". Raise the limit of this process's memory (ulimit -v, ulimit -d) or of its container"
         return f"{error.strerror} (errno {error.errno}){way_out}"
     return (str(error).splitlines() or [""])[0][:200] or type(error).__name__

@@ -21,7 +21,7 @@ from penstock.files.manifest import load
 from penstock.files.retry import retry_library
 from penstock.formats import raw
 from penstock.formats.paths import Path, absolute, expanded, paths_of
-from penstock.formats.registry import NoSamples, OpenOptions, format_of
+from penstock.formats.registry import Format, NoSamples, OpenOptions, format_of
 from penstock.read import saved_chunks
 from penstock.read.kinds import MAX_MEMBER_BYTES, Decoders, MemberOptions, decoder_of
 from penstock.read.pictures import MAX_PIXELS, Fit
@@ -105,7 +105,7 @@ def open(
         )
     folder = saved_chunks.folder_of(checks.path_or_off("index_dir", index_dir))
     options = OpenOptions(
-        fields=None if fields is None else checks.names("fields", fields),
+        fields=None if fields is None else _names(fields),
         allow_fill=allow_fill,
         files=remote_files(
             None if cache_dir is None else checks.path("cache_dir", cache_dir),
@@ -254,9 +254,11 @@ def _open_store(path: str, options: OpenOptions) -> Store:
         found = format_of(path, options.files)
         if not found.reads_itself:
             options.files.compare_whole(path)
+        _check_can_have_axis(path, found, options)
         return found.open(path, options)
 
     store = retry_library(path, opened)
+    _check_names_of_axes(path, store, options)
     if len(store) > MOST_EMPTY_ROWS and not any(spec.is_list or spec.row_bytes for spec in store.fields.values()):
         raise LimitExceeded(
             f"{path}: declares {len(store):,} rows without any value; no more than {MOST_EMPTY_ROWS:,} are read. The "
@@ -265,10 +267,32 @@ def _open_store(path: str, options: OpenOptions) -> Store:
     return store
 
 
+def _check_can_have_axis(path: str, found: Format, options: OpenOptions) -> None:
+    if options.row_axis and not found.has_row_axis:
+        raise ConfigError(
+            f"{path}: row_axis={options.row_axis!r}: files of this kind ({found.name}) have their samples along one "
+            f"axis only. Leave out row_axis"
+        )
+
+
+def _check_names_of_axes(path: str, store: Store, options: OpenOptions) -> None:
+    """Refuse a misspelled name: its field would be read along another axis than the one that was meant."""
+    for name in options.row_axis if isinstance(options.row_axis, Mapping) else ():
+        if name not in store.fields and name not in options.fields_left_out:
+            raise ConfigError(f"row_axis: {path} has no field {name!r} among {', '.join(map(repr, store.fields))}")
+
+
 def _paths(argument: str, given: Any) -> tuple[str, ...]:
     if isinstance(given, str | bytes | os.PathLike | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(f"{argument}={checks.shown(given)}: expected paths, such as [{checks.shown(given)}]")
     return tuple(checks.path(f"{argument}[{number}]", each) for number, each in enumerate(given))
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    names = checks.names("fields", given)
+    if not names:
+        raise ConfigError(f"fields={checks.shown(given)}: expected at least one name, or None for all fields")
+    return names
 
 
 def _axes(given: Any) -> int | dict[str, int]:

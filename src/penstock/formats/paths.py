@@ -12,7 +12,7 @@ from itertools import islice
 
 from penstock.base import checks
 from penstock.base.urls import check_scheme, is_in_bucket, is_remote, scheme_of
-from penstock.errors import ConfigError, DataError, Missing, SourceError
+from penstock.errors import ConfigError, DataError, Missing, SourceError, Unavailable
 from penstock.files.files import Files
 from penstock.formats.registry import folder_format, formats, known_formats
 
@@ -80,7 +80,14 @@ def absolute(path: str) -> str:
     """
     if not path:
         raise ConfigError("path='': expected a path, or \".\" for the current folder")
-    return path if scheme_of(path) or path[:5].lower() == "pipe:" else os.path.join(os.getcwd(), path)
+    if os.path.isabs(path) or scheme_of(path) or path[:5].lower() == "pipe:":
+        return path
+    try:
+        return os.path.join(os.getcwd(), path)
+    except FileNotFoundError:
+        raise Unavailable(
+            f"{path}: the current folder, to which this path is relative, was removed; change to another"
+        ) from None
 
 
 def _suggested(folder: str) -> str:

@@ -72,6 +72,8 @@ class Format:
     reads_itself: bool = False
     """Whether all its bytes come through ``Files``, which compares them with a manifest as they are read; otherwise
     whole files are compared when they are opened."""
+    has_row_axis: bool = False
+    """Whether samples may lie along any axis, which ``OpenOptions.row_axis_of`` gives; otherwise it is refused."""
 
     def begins(self, head: bytes) -> bool:
         """Whether a file with these first bytes may be of this format."""
@@ -110,7 +112,7 @@ COMPRESSED_TAR = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".t
 BUILT_IN = (
     Format(
         "hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".mat", ".nwb"), b"\x89HDF\r\n\x1a\n", _lazy("hdf5", "open_file"),
-        reads_itself=True,
+        reads_itself=True, has_row_axis=True,
     ),
     Format("npy", (".npy",), b"\x93NUMPY", _lazy("npy", "open_file"), reads_itself=True),
     Format("tar", (".tar",), b"ustar", _lazy("tar.store", "open_file"), magic_at=257, reads_itself=True),
@@ -121,7 +123,7 @@ BUILT_IN = (
     ),
     Format(
         "zarr", (".zarr",), ZIP, _lazy("zarr", "open_store"), recognises=_lazy("zarr", "is_store"), folders=True,
-        sign="a folder or zip archive with zarr.json, .zgroup or .zarray", reads_itself=True,
+        sign="a folder or zip archive with zarr.json, .zgroup or .zarray", reads_itself=True, has_row_axis=True,
     ),
     Format("nifti", (".nii",), b"n+1\0", _lazy("nifti", "open_file"), magic_at=344, reads_itself=True),
     Format("nifti-2", (), b"n+2\0", _lazy("nifti", "open_file"), magic_at=4, reads_itself=True),
@@ -138,7 +140,7 @@ BUILT_IN = (
     ),
     Format(
         "tiledb", (".tiledb", ".tdb"), b"", _lazy("tiledb", "open_folder"), recognises=_lazy("tiledb", "is_array"),
-        folders=True,
+        folders=True, has_row_axis=True,
     ),
     Format(  # the last one for folders: folders of other formats may hold pictures too
         "pictures", (), b"", _lazy("folder.pictures", "open_folder"), folders=True,

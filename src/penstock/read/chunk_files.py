@@ -288,17 +288,19 @@ class ShardTable(FileTable):
         file, offset, length = self.places.place(shard)
         if offset == NEVER_WRITTEN:
             return None
-        with files.lend(file) as handle, borrow(self.index.stored_bytes) as stored:
+        needed = self.index.stored_bytes
+        with files.lend(file) as handle:
             if handle.size == NOT_SEEN:
                 return None
             size = handle.size - offset if length == TO_THE_END else length
-            if size < len(stored):
+            if size < needed:  # found before memory is taken for an index as large as the metadata say
                 raise Truncated(
-                    f"{file.path}: the shard {shard} has {size:,} bytes, too few for its index of {len(stored):,}. It "
+                    f"{file.path}: the shard {shard} has {size:,} bytes, too few for its index of {needed:,}. It "
                     f"was cut short, perhaps by an unfinished copy: restore it"
                 )
-            begin = offset + (size - len(stored) if self.index.at_end else 0)
-            table = self._checked(handle, begin, size, stored, shard).view(np.int64)
+            begin = offset + (size - needed if self.index.at_end else 0)
+            with borrow(needed) as stored:
+                table = self._checked(handle, begin, size, stored, shard).view(np.int64)
             table[table[:, 0] == NEVER_WRITTEN, 1] = 0
             if offset:
                 table[table[:, 0] != NEVER_WRITTEN, 0] += offset

@@ -22,7 +22,7 @@ from penstock.base.sizes import MiB
 from penstock.dataset import sliced
 from penstock.dataset.sliced import SlicedStore
 from penstock.dataset.store import Store, digest
-from penstock.errors import ConfigError, Corrupt, Missing, PenstockError, SchemaMismatch
+from penstock.errors import ConfigError, Corrupt, Missing, PenstockError, SchemaMismatch, Unavailable
 from penstock.files.files import files_below
 from penstock.files.handles import identify, is_there
 from penstock.formats.tiledb.library import (
@@ -81,6 +81,12 @@ def _check_path(path: str) -> None:
         path.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{path!r}: TileDB opens only paths that are valid UTF-8; rename the folder") from None
+    try:
+        os.getcwd()
+    except OSError:
+        raise Unavailable(
+            f"{path}: TileDB needs a current folder, and that of this process was removed; change to another"
+        ) from None
 
 
 def _open(path: str, options: "OpenOptions") -> Store:

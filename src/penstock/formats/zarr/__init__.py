@@ -94,7 +94,7 @@ def open_store(path: str, options: "OpenOptions") -> Store:
     matrices = {name: about for name in options.fields or () if is_sparse(about := _attributes(keys, name))}
     if matrices:
         return _with_matrices(path, matrices, options)
-    nodes = dict(_named_arrays(keys, options.fields or ()) or islice(_nodes(keys, set()), MOST_ARRAYS + 1))
+    nodes = dict(_named_arrays(keys, options.fields or ()) or islice(_nodes(keys, options, set()), MOST_ARRAYS + 1))
     if len(nodes) > MOST_ARRAYS:
         raise LimitExceeded(f"{path}: has more than {MOST_ARRAYS:,} arrays. Choose some of them with fields=(…)")
     if not nodes:
@@ -158,7 +158,9 @@ def _attributes(keys: ZarrKeys, name: str) -> Mapping[str, Any]:
 # Arrays of a store.
 
 
-def _nodes(keys: ZarrKeys, seen: set[str], key: str = "", depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+def _nodes(
+    keys: ZarrKeys, options: "OpenOptions", seen: set[str], key: str = "", depth: int = 0
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Arrays at any depth: key and metadata. If the store has a list of all (consolidated metadata), that is used.
 
     Each group is visited once (``seen``): a few groups that link to each other have an endless number of names.
@@ -167,7 +169,7 @@ def _nodes(keys: ZarrKeys, seen: set[str], key: str = "", depth: int = 0) -> Ite
     if depth > DEEPEST:
         raise Corrupt(f"{keys.path(key)}: more than {DEEPEST} groups inside each other, perhaps links in a ring")
     document = _read(keys, f"{prefix}zarr.json") or _read(keys, f"{prefix}.zarray")
-    if document and document.get("node_type", "array") == "array":
+    if document and not _is_group(document):
         yield key, document
         return
     listed = _consolidated(keys, prefix, document)
@@ -175,13 +177,15 @@ def _nodes(keys: ZarrKeys, seen: set[str], key: str = "", depth: int = 0) -> Ite
         yield from ((f"{prefix}{_inside(keys, name)}", each) for name, each in listed.items())
         return
     if document is None and _read(keys, f"{prefix}.zgroup") is None:
+        if key and options.fields is None and not key.rpartition("/")[2].startswith("."):
+            options.leave_out(key, "no metadata: expected zarr.json, .zarray or .zgroup in its folder")
         return
     if (place := keys.place(key)) in seen:
         return
     seen.add(place)
     for name in keys.children(prefix):
         _inside(keys, f"{prefix}{name}")
-        yield from _nodes(keys, seen, f"{prefix}{name}", depth + 1)
+        yield from _nodes(keys, options, seen, f"{prefix}{name}", depth + 1)
 
 
 def _inside(keys: ZarrKeys, name: str) -> str:
@@ -204,7 +208,7 @@ def _named_arrays(keys: ZarrKeys, names: tuple[str, ...]) -> dict[str, dict[str,
     for name in names:
         key = _inside(keys, name)
         document = _read(keys, f"{key}/zarr.json") or _read(keys, f"{key}/.zarray")
-        if document is None or document.get("node_type", "array") != "array":
+        if document is None or _is_group(document):
             return {}
         found[key] = document
     return found
@@ -217,17 +221,16 @@ def _consolidated(keys: ZarrKeys, prefix: str, group: dict[str, Any] | None) -> 
         listed = kept.get("metadata") if isinstance(kept, dict) else None
         if not isinstance(listed, dict):
             return None
-        return {name: each for name, each in listed.items() if _is_array(each)}
+        return {name: each for name, each in listed.items() if not _is_group(each)}
     kept = _read(keys, f"{prefix}.zmetadata")
     listed = kept.get("metadata") if kept else None
     if not isinstance(listed, dict):
         return None
-    documents = {name.removesuffix("/.zarray"): each for name, each in listed.items() if name.endswith("/.zarray")}
-    return {name: each for name, each in documents.items() if isinstance(each, dict)}
+    return {name.removesuffix("/.zarray"): each for name, each in listed.items() if name.endswith("/.zarray")}
 
 
-def _is_array(document: object) -> bool:
-    return isinstance(document, dict) and document.get("node_type") == "array"
+def _is_group(document: object) -> bool:
+    return isinstance(document, dict) and document.get("node_type") == "group"
 
 
 def _read(keys: ZarrKeys, key: str) -> dict[str, Any] | None:

@@ -102,7 +102,7 @@ def parse(text: bytes, where: str) -> dict[str, Any]:
 
 def zarr_array(document: dict[str, Any], where: str) -> ZarrArray:
     """An array from ``.zarray`` (version 2) or ``zarr.json`` (version 3)."""
-    version = document.get("zarr_format")
+    version = document.get("zarr_format") if isinstance(document, dict) else None
     if version not in (2, 3):
         raise Corrupt(f"{where}: zarr_format is {version!r}, expected 2 or 3")
     if version == 3 and document.get("node_type") != "array":
