@@ -256,7 +256,7 @@ class MappedReader(GatherReader):
         return self._begin + rows * self.array.row_bytes
 
 
-PIECE_BYTES = 256 * KiB
+PIECE_BYTES = 128 * KiB
 """Gathered at a time through memory that numpy allocates, which stays in the core's cache."""
 
 
@@ -267,10 +267,15 @@ def rows_at_bytes(handle: Handle, size: int) -> np.ndarray:
 
 
 def gather_places(handle: Handle, places: np.ndarray, goal: np.ndarray) -> None:
-    """Rows of a mapped file that begin at these bytes, one after another into ``goal``: bytes, a row each."""
-    source, step = rows_at_bytes(handle, goal.shape[1]), rows_per_piece(goal.shape[1])
+    """Rows of a mapped file that begin at these bytes, one after another into ``goal``: bytes, a row each.
+
+    A row is one item to numpy, which moves items faster than rows of bytes.
+    """
+    whole, row = handle.bytes, np.dtype((np.void, goal.shape[1]))
+    source = np.ndarray(len(whole) - row.itemsize + 1, row, whole, strides=(1,))
+    items, step = goal.view(row)[:, 0], rows_per_piece(row.itemsize)
     for begin in range(0, len(places), step):
-        goal[begin : begin + step] = source[places[begin : begin + step]]
+        items[begin : begin + step] = source[places[begin : begin + step]]
 
 
 def rows_per_piece(row_bytes: int) -> int:
