@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--row-axis", type=int, default=0, metavar="N", help="the axis of the samples (%(default)s)")
     parser.add_argument(
         "--compression", choices=["auto", "zstd", "blosc", "gzip", "none"],
-        help="default: auto for Zarr (zstd where it saves a third), none for HDF5",
+        help="default: auto for Zarr (zstd where it saves nine tenths), none for HDF5",
     )  # fmt: skip
     parser.add_argument("--rows-per-chunk", type=count, metavar="N", help="default: about 1 MiB per chunk")
     parser.add_argument("--shard-bytes", default="256MiB", metavar="SIZE", help="size of shards, about (%(default)s)")

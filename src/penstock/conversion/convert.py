@@ -59,8 +59,9 @@ def convert(
     like:            "plan": the layout that ``penstock.plan`` advises. A name without an ending gets one. Refused where
                      the plan advises to keep the files. ``announce`` is told how long it takes and how large it becomes
     compression:     "auto", "zstd", "blosc" or "none" for Zarr; "none", "zstd", "blosc" or "gzip" for HDF5; by default
-                     the first. "auto" is zstd for fields of which it saves at least a third, by a sample, and none for
-                     others. "blosc" (lz4, bits shuffled) is the quickest to decode
+                     the first. "auto" is zstd for fields of which it leaves a tenth or less, by a sample, and none for
+                     others, whose rows would be read several times as slowly from memory. "zstd" and "blosc" (lz4, bits
+                     shuffled; larger, and quicker to decode) are for disks that are slower than decoding
     rows_per_chunk:  rows that a reader of Zarr or compressed HDF5 decodes at a time; by default what makes 1 MiB of
                      the largest field
     shard_bytes:     about how large shards, and numbered files, become

@@ -19,7 +19,7 @@ from penstock.base.sizes import KiB, MiB, format_size
 from penstock.base.spec import Fields, row_bytes
 from penstock.base.urls import is_remote
 from penstock.conversion import encode, hdf5, rows
-from penstock.conversion.compression import LEAST_SAVED, compressed_share
+from penstock.conversion.compression import MOST_SHARE, compressed_share
 from penstock.conversion.cut import SHARD_BYTES, Cut, Overhead, TooLittle, Wanted, cut_field
 from penstock.conversion.ranges import LEAST_RUN_BYTES
 from penstock.conversion.source import block_rows, chunk_of, index_bytes, is_in_memory, part_store
@@ -158,7 +158,7 @@ class ConversionPlan:
         lines = [f"{self.goal}: {kind}"]
         for name, cut in self.cuts.items():
             share = self.shares.get(name)
-            why = "" if share is None else f" (zstd makes a sample of it {share:.0%} as large)"
+            why = "" if share is None else _why(cut.compression, share)
             lines.append(f"  {name or 'samples'}: {_describe(cut)}; compression: {cut.compression}{why}")
         where = "in this process" if self.workers == 1 else f"in {self.workers} processes"
         lines.append(
@@ -174,6 +174,12 @@ def _describe(cut: Cut) -> str:
         f"{cut.rows:,} rows, {int(np.prod(cut.grid)):,} shards of {cut.shard_rows:,} rows{part}; read "
         f"{cut.read_rows:,} rows at a time, chunks of {cut.chunk_rows:,}"
     )
+
+
+def _why(compression: str, share: float) -> str:
+    """Why a field is compressed, or not."""
+    saved = f"zstd makes a sample of it {share:.0%} as large"
+    return f" ({saved})" if compression == "zstd" else f" ({saved}, and reading it from memory several times as slow)"
 
 
 def format_of_goal(goal: str) -> str:
@@ -230,7 +236,7 @@ def _compressed_shares(ds: Dataset, cuts: Mapping[str, Cut]) -> dict[str, float]
 def _chosen(options: Options, share: float | None) -> str:
     if share is None:
         return "zstd" if options.compression == "auto" else options.compression
-    return "zstd" if share <= 1 - LEAST_SAVED else "none"
+    return "zstd" if share <= MOST_SHARE else "none"
 
 
 def _cuts_or_refuse(ds: Dataset, goal: str, options: Options, limit_bytes: int, base: int) -> dict[str, Cut]:
