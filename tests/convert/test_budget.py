@@ -39,6 +39,11 @@ def vectors(folder):
     return folder / "in.npy", 0
 
 
+def noise(folder):
+    np.save(folder / "in.npy", np.random.default_rng(0).integers(0, 256, (450, 200_000), np.uint8))
+    return folder / "in.npy", 0
+
+
 CASES = [
     *((by_voxel, goal, "64MiB", {}) for goal in ("out.zarr", "out.npy", "out.h5")),
     (by_voxel, "out.npy", None, {}),
@@ -53,6 +58,9 @@ CASES = [
     (plain, "out.h5", "360MiB", {"compression": "zstd", "shard_bytes": "8MiB", "workers": 2}),
     (vectors, "part-%02d.parquet", None, {"shard_bytes": "16MiB"}),
     (vectors, "out.parquet", "256MiB", {}),
+    (noise, "out.parquet", None, {}),
+    (noise, "out.parquet", None, {"verify": "source"}),
+    (vectors, "out.parquet", None, {"verify": "source"}),
     (vectors, "out.lmdb", None, {}),
     (in_chunks, "out.lmdb", "96MiB", {}),
 ]

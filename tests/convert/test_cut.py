@@ -1,5 +1,7 @@
 """The arithmetic: every value in one shard, every task within its room."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,6 +60,14 @@ def test_rows_are_not_cut_to_shreds():
         cut_field(wanted(100, (300_000,), 100, (1,), least=2**20), 1, overhead)
     cut = cut_field(wanted(100, (300_000,), 100, (1,), least=2**20), refused.value.need_bytes, overhead)
     assert np.prod(cut.grid) < 60
+
+
+def test_small_rows_are_not_read_one_by_one_however_little_memory_there_is():
+    small = wanted(100_000, (4,), 1, (), shard_bytes=2**30, least=2**20)
+    with pytest.raises(TooLittle) as refused:
+        cut_field(small, 1, overhead)
+    assert cut_field(small, refused.value.need_bytes, overhead).read_rows == 100_000  # 800 KB
+    assert cut_field(replace(small, rows=1_000_000), refused.value.need_bytes + 2**20, overhead).read_rows >= 2**17
 
 
 @pytest.mark.parametrize(("number", "most", "expected"), [(12, 5, 4), (7, 6, 1), (10, 100, 10), (10, 0, 1)])

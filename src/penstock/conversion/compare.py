@@ -12,7 +12,9 @@ from penstock.conversion.tasks import Job, file_name
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.store import Store
 from penstock.errors import ConvertFailed
+from penstock.files.files import Files
 from penstock.formats.open import open_quietly
+from penstock.formats.parquet import Parquet, TableStore
 
 
 def compare_task(job: Job, task: Task) -> None:
@@ -43,6 +45,8 @@ def _open(job: Job, name: str) -> Dataset:
     path, fields, kind = job.work.data(name), job.ds.fields, job.plan.options.format
     if kind == "npy":
         return open_quietly(path).rename(**{next(iter(fields)): next(iter(open_quietly(path).fields))})
+    if kind == "parquet" and not any(spec.is_list for spec in fields.values()):
+        return Dataset(TableStore(Parquet(Files().identify(path)), fields))  # a small table would be held in memory
     if kind not in ("tar", "lmdb"):
         return open_quietly(path, fields=tuple(fields))
     names = tar_names(fields)

@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 * MiB
 SHARD_BYTES = 256 * MiB
 # Larger reads are no faster.
 READ_BYTES = 64 * MiB
-# Rows are not cut into less than this, all rows of a block together: there would be no end of tasks.
+# Reads are no smaller, nor are rows cut into less, all rows of a block together: there would be no end of them.
 LEAST_READ_BYTES = 1 * MiB
 
 
@@ -180,9 +180,11 @@ def _with_box(wanted: Wanted, box: tuple[int, ...], room_bytes: int, overhead: O
         chunk_rows = largest_divisor(block, chunk_rows) if chunk_rows < block else chunk_rows // block * block
     step = block * chunk_rows // np.gcd(block, chunk_rows)
     spare = min(room_bytes - overhead(box, int(step), chunk_rows), READ_BYTES, wanted.shard_bytes)
-    times = max(1, min(spare // (step * box_bytes), -(-wanted.rows // step)))
-    while times > 1 and _need(box_bytes, int(times * step), chunk_rows, box, overhead) > room_bytes:
-        times = times // 2
+    steps = -(-wanted.rows // step)
+    least = max(1, min(min(wanted.least_read_bytes, wanted.shard_bytes) // (step * box_bytes), steps))
+    times = max(least, min(spare // (step * box_bytes), steps))
+    while times > least and _need(box_bytes, int(times * step), chunk_rows, box, overhead) > room_bytes:
+        times = max(least, times // 2)
     read_rows = int(times * step)
     shard_rows = read_rows * max(1, min(wanted.shard_bytes // (read_rows * box_bytes), -(-wanted.rows // read_rows)))
     return Cut(

@@ -171,8 +171,8 @@ def check_table(path: str, expected: str, fields: Fields, read_rows: int) -> Non
     arrow, parquet = _arrow()
     found = hashlib.sha256()
     step = max(1, min(read_rows, CHECK_BYTES // max(1, row_bytes(fields))))
-    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        for batch in file.iter_batches(batch_size=step, columns=list(fields)):
+    with parquet.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
+        for batch in file.iter_batches(batch_size=step, columns=list(fields), use_threads=False):
             add_values(found, {name: _numbers(batch.column(name), spec) for name, spec in fields.items()})
     arrow.default_memory_pool().release_unused()
     _compare(path, found.hexdigest(), expected)
