@@ -117,6 +117,20 @@ def test_an_unreadable_chunk_is_not_an_absent_one(tmp_path: Path) -> None:
         ps.open(path)[[4]]
 
 
+def test_a_chunk_of_blosc_cut_short(tmp_path: Path) -> None:
+    """The library takes the length from the chunk's header, and would go on with what was decoded before."""
+    path = write(tmp_path / "a.zarr", compressors=zarr.codecs.BloscCodec())
+    chunk = path / "c/4/0"
+    whole = chunk.read_bytes()
+    for content, told in ((whole[:-1], f"{len(whole) - 1:,} bytes, where its header says {len(whole):,}"), (b"", "")):
+        chunk.write_bytes(content)
+        ds = ps.open(path)
+        for _ in range(3):
+            ds[[3]]
+            with pytest.raises(DecodeFailed, match=rf"c/4/0.*blosc: .*{told}"):
+                ds[[4]]
+
+
 # Shards.
 
 

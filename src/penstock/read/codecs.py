@@ -88,6 +88,9 @@ def decoder(codec: CodecId) -> ChunkDecoder:
     return Bitshuffled(known, parameter) if known.kind == "bitshuffle" else Decompress(known)
 
 
+# No compressor writes less. Of fewer bytes, some decoders read what lies beyond them.
+LEAST_BYTES = 2
+
 HEADED = {"lz4-sized"}
 """Codecs whose decoder needs ``header=True``: a size comes first."""
 
@@ -105,6 +108,10 @@ class Decompress:
             raise ConfigError(
                 f'reading {self.name} chunks needs imagecodecs: pip install "penstock[hdf5]" or "penstock[zarr]"'
             ) from None
+        if len(source) < LEAST_BYTES:
+            raise DecodeFailed(f"{self.name}: {len(source)} bytes do not decode to the expected {len(target):,}")
+        if self.name == "blosc":
+            _check_blosc(source, len(target))
         headed = {"header": True} if self.name in HEADED else {}
         try:
             decoded = getattr(imagecodecs, self._function)(source, out=target, **headed)
@@ -116,6 +123,21 @@ class Decompress:
             ) from error
         if len(decoded) != len(target):
             raise DecodeFailed(f"{self.name}: decodes to {len(decoded):,} bytes, expected {len(target):,}")
+
+
+BLOSC_HEADER = struct.Struct("<4B3I")
+"""Four settings, then bytes decoded, bytes per block, and bytes stored, this header counted."""
+
+
+def _check_blosc(source: np.ndarray, size: int) -> None:
+    """Compare what a chunk of blosc's says of its sizes: the library believes it, and reads beyond what is there."""
+    if len(source) < BLOSC_HEADER.size:
+        raise DecodeFailed(f"blosc: {len(source)} bytes have no room for a header")
+    *_, decoded, _, stored = BLOSC_HEADER.unpack_from(source.data)
+    if stored != len(source):
+        raise DecodeFailed(f"blosc: {len(source):,} bytes, where its header says {stored:,}")
+    if decoded != size:
+        raise DecodeFailed(f"blosc: decodes to {decoded:,} bytes, expected {size:,}")
 
 
 def cannot_load(function: str) -> Unavailable:
