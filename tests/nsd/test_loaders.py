@@ -12,8 +12,8 @@ import torch
 
 import penstock as ps
 from penstock.errors import ConfigError, Missing
-from penstock.nsd import NSD, get_dataloaders, mindeye2
-from penstock.nsd.synthetic import pictures
+from penstock.nsd import NSD, get_dataloaders, mindeye2, synthesize
+from penstock.nsd.synthetic import Scale, pictures
 from penstock.nsd.synthetic.shards import write_mindeye2, write_shards
 
 TUPLE = ("voxels", "images", "coco", "trial", "reps")
@@ -160,11 +160,16 @@ def test_order_ranks_and_options(both):
         ({"backend": "tar", "reps": "mean"}, ConfigError, "reps: only from the release"),
         ({"subj": 3}, Missing, "no betas of subject 3"),
         ({"backend": "tar", "split": "berg"}, ConfigError, "split: only from the release"),
+        (
+            {"backend": "tar", "to_tuple": ("voxels", "session")},
+            Missing,
+            "^to_tuple: 'session' is none of voxels, images",
+        ),
         ({"nonsense": 3}, ConfigError, "nonsense: not an argument of get_dataloaders"),
         ({"backend": "hdf5", "columns": ("voxels",)}, ConfigError, "columns: not an argument .* to_tuple chooses"),
         ({"backend": "hdf5", "voxels_key": None}, ConfigError, "voxels_key=None: expected 'nsdgeneral.npy'"),
         ({"root": 5}, ConfigError, "root=5: expected a path"),
-        ({"batch_size": "nsd"}, ConfigError, "batch_size='nsd': expected a whole number, at least 1"),
+        ({"batch_size": "nsd"}, ConfigError, "batch_size='nsd': expected a whole number of samples, at least 1"),
         ({"val_batch_size": 0}, ConfigError, "val_batch_size=0: expected a whole number of samples, at least 1"),
         ({"local_rank": 2}, ConfigError, "local_rank=2: expected a rank in world_size=1, from 0 to 0"),
         ({"backend": "hdf5", "split": "mindeye2/train"}, ConfigError, "expected the name of a split alone"),
@@ -177,6 +182,27 @@ def test_order_ranks_and_options(both):
 def test_refusals(both, options, error, told):
     with pytest.raises(error, match=told):
         loaders(**{"root": both, **options})
+
+
+def test_sessions_are_mixed_as_memory_allows(tmp_path):
+    """Single trials straight from sessions stored by voxel: two sessions at a time, or more."""
+    synthesize(tmp_path, Scale((5, 7, 6), 60, 6, {1: 6}, shared=9, picture=64, region_voxels=27))
+    options = {"backend": "hdf5", "reps": "single", "image_size": 128, "to_tuple": ("voxels", "images", "trial")}
+    rows = []
+    for memory in ("60MiB", "400MiB"):
+        train, *_, count, _ = loaders(tmp_path, **options, memory=memory)
+        rows.append(train.plan.window_rows)
+        assert len(np.unique(torch.cat([trial.clone() for _, _, trial in train]).numpy())) == count
+        train.close()
+    assert rows[0] < 120
+    assert rows[1] > 180
+
+
+@pytest.mark.parametrize("backend", ["tar", "hdf5"])
+def test_pictures_go_by_either_name(both, backend):
+    for names in (("images", "coco"), ("image", "coco")):
+        train, *_ = loaders(both, backend=backend, to_tuple=names)
+        assert tuple(next(iter(train))[0].shape) == (5, 3, 9, 9)
 
 
 @pytest.mark.parametrize("backend", ["tar", "hdf5"])

@@ -339,7 +339,7 @@ def test_filters(nsd):
     [
         ({"columns": "voxels"}, "expected a tuple of names"),
         ({"columns": ("voxels", "voxels")}, "expected a tuple of names"),
-        ({"columns": ("voxels", "colour")}, "no 'colour'; there are voxels, image, coco, subject"),
+        ({"columns": ("voxels", "colour")}, "There are voxels, image, coco, subject"),
         ({"split": "mindeye2"}, "a name and a part"),
         ({"split": "mindeye3/train"}, "no such split; there are shared1000, mindeye1"),
         ({"split": "mindeye2/val"}, "has train and test only"),

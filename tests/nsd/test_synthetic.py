@@ -188,6 +188,6 @@ def test_commands_from_nothing_to_copies(tmp_path, capsys):
     assert main(["nsd", "prepare", root, "--whole-brain"]) == 0
     assert "was complete already" in capsys.readouterr().out
     assert main(["nsd", "prepare", root, "--roi", "V9"]) == 2
-    assert "roi='V9': no such region. There are: nsdgeneral" in capsys.readouterr().err
+    assert "V9.nii.gz. There are: nsdgeneral" in capsys.readouterr().err
     assert main(["nsd", "show", str(tmp_path)]) == 2
     assert f"nsddata_betas is in {root}: pass that folder as root" in capsys.readouterr().err

@@ -535,7 +535,11 @@ def test_preparing_refuses(root, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"roi": "V5"}, r"no such region. There are: nsdgeneral; prf-visualrois \(V1v"),
+        ({"roi": "V5"}, r"fetch .*roi/V5\.nii\.gz\. There are: nsdgeneral; prf-visualrois \(V1v"),
+        ({"roi": "nsdgenral"}, r"no such region. Did you mean 'nsdgeneral'\?"),
+        ({"roi": "v1D"}, r"no such region. Did you mean 'V1d'\?"),
+        ({"roi": "streams:ventrall"}, r"no such label. Did you mean 'streams:ventral'\?"),
+        ({"roi": "stream:ventral"}, r"no such region. Did you mean 'streams:ventral'\?"),
         ({"roi": "streams:dorsal"}, "Labels of streams: Unknown, early"),
         ({"roi": np.zeros((5, 7, 6), bool)}, "selects no voxel"),
         ({"roi": np.ones((6, 7, 5), bool)}, r"pass mask\.T"),

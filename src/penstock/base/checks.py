@@ -150,11 +150,18 @@ def explains_arguments(
 
 
 def _nearest(given: str, known: Mapping[str, Parameter]) -> str:
+    names = [name for name in known if name != "self"]
+    near = nearest(given, names)
+    return f"did you mean {near!r}?" if near else f"expected some of {', '.join(names)}"
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The known name that the given one was probably meant to be."""
     from difflib import get_close_matches
 
-    names = [name for name in known if name != "self"]
-    near = get_close_matches(given, names, 1)
-    return f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(names)}"
+    by_lower = {name.lower(): name for name in known}
+    near = get_close_matches(given.lower(), by_lower, 1)
+    return by_lower[near[0]] if near else None
 
 
 def _usage(name: str, known: Mapping[str, Parameter], skip: int) -> str:

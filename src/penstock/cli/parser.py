@@ -2,8 +2,9 @@
 
 import argparse
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Any, NoReturn
+
+from penstock.base.checks import nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,5 +33,5 @@ class Parser(argparse.ArgumentParser):
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``; did you mean inspect?``, or nothing if no known word is near."""
-    near = get_close_matches(word, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(word, known)
+    return f"; did you mean {near}?" if near else ""

@@ -3,32 +3,25 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from penstock.base import checks
 from penstock.base.sizes import MiB, format_size, parse_size
-from penstock.base.spec import row_bytes
 from penstock.dataset.composition import join
 from penstock.dataset.dataset import Dataset, Index
 from penstock.errors import BudgetExceeded, ConfigError, DataError
 from penstock.loader.loader import Loader
-from penstock.loader.request import WINDOW_BYTES
 from penstock.nsd.layout import Layout
 from penstock.nsd.regions import Voxels
 from penstock.nsd.repetitions import OneOfEach
+from penstock.nsd.window import windowed_loader
 
 if TYPE_CHECKING:
     from penstock.nsd.samples import Samples
 
-SESSIONS_MIXED = 4
-"""Batches from one session would follow its drift. With four, three of four pairs of samples are of different ones."""
-
 OPENING_BYTES = 3 * MiB
 OPENING_BYTES_PER_TRIAL = 1280
-"""Measured: the trial table, masks, and what the libraries that read them keep; 40 MiB for a whole subject."""
+"""Measured for a whole subject that is opened for the first time: tables, masks and the libraries that parse them."""
 
 COLUMNS = ("voxels", "image", "coco")
 
@@ -127,14 +120,22 @@ class NSDDataset(Dataset):
         """
         if self._lines is not None and isinstance(shuffle, bool):
             shuffle = self.order(seed, shuffle=shuffle)
-        options.setdefault("columns", self.columns)
-        make = partial(Loader, self, batch_size=batch_size, shuffle=shuffle, seed=seed)
-        if "memory" not in options:
-            return make(**{**options, "window": options.get("window") or self._windows()[0]})
-        memory = parse_size(options["memory"], argument="memory")
-        loader = self._fitting(make, options, memory)
-        holders = {**loader.plan.holders, "opening": self.opening_bytes}
-        smallest = loader.plan.smallest_bytes + self.opening_bytes
+        given = options.pop("memory", None)
+        options = {"columns": self.columns, "batch_size": batch_size, "shuffle": shuffle, "seed": seed, **options}
+        if given is None:
+            return windowed_loader(self, memory=None, **options)
+        memory, opening = parse_size(given, argument="memory"), self.opening_bytes
+        try:
+            loader = windowed_loader(self, memory=max(1, memory - opening), **options)
+        except BudgetExceeded as refusal:
+            smallest = opening + (refusal.smallest_bytes or 0)
+            raise BudgetExceeded(
+                f"memory={format_size(memory)} is too small: the smallest that works is {format_size(smallest)} "
+                f"({smallest:,} bytes, of which {opening:,} are set aside for the trial table and masks). "
+                f"{refusal.reason}",
+                smallest_bytes=smallest,
+            ) from refusal
+        holders, smallest = {**loader.plan.holders, "opening": opening}, loader.plan.smallest_bytes + opening
         loader.plan = replace(loader.plan, limit_bytes=memory, holders=holders, smallest_bytes=smallest)
         return loader
 
@@ -142,36 +143,3 @@ class NSDDataset(Dataset):
     def opening_bytes(self) -> int:
         """Memory outside the plan: the trial table, masks, and what the libraries that read them keep."""
         return opening_bytes(self._trials_on_disk)
-
-    def _windows(self) -> list[int | None]:
-        """Rows to mix, the best first. Few choices, so that most budgets lead to the same order."""
-        blocks = self.store.blocks
-        if blocks is None:
-            return [None]
-        largest = int(np.diff(blocks, append=len(self)).max())
-        few = [sessions * largest for sessions in range(SESSIONS_MIXED, 0, -1)]
-        return list(dict.fromkeys([max(few[0], WINDOW_BYTES // max(1, row_bytes(self.store.fields))), *few]))
-
-    def _least_bytes(self, window: int | None, columns: Sequence[str]) -> int:
-        """Memory without which a window does not work: all of it is in batches, on a device's way there as stored."""
-        fields = {name: spec for name, spec in self.store.fields.items() if name in columns}
-        return min(window or 0, len(self)) * min(row_bytes(fields), row_bytes({n: self.fields[n] for n in fields}))
-
-    def _fitting(self, make: "partial[Loader]", options: dict[str, Any], memory: int) -> Loader:
-        """A loader of the best window for which there is memory."""
-        options = {**options, "memory": max(1, memory - self.opening_bytes)}
-        windows = [options["window"]] if options.get("window") else self._windows()
-        for window in windows:
-            if window != windows[-1] and self._least_bytes(window, options["columns"]) > options["memory"]:
-                continue
-            try:
-                return make(**{**options, "window": window})
-            except BudgetExceeded as error:
-                refusal = error
-        smallest = self.opening_bytes + (refusal.smallest_bytes or 0)
-        raise BudgetExceeded(
-            f"memory={format_size(memory)} is too small: the smallest that works is {format_size(smallest)} "
-            f"({smallest:,} bytes, of which {self.opening_bytes:,} are "
-            f"set aside for the trial table and masks). {refusal.reason}",
-            smallest_bytes=smallest,
-        ) from refusal

@@ -21,6 +21,7 @@ from penstock.base import checks
 from penstock.dataset.composition import join
 from penstock.dataset.dataset import Dataset, OnError
 from penstock.errors import ConfigError, Missing
+from penstock.files.files import remote_files
 from penstock.formats.open import open
 from penstock.loader.loader import Loader
 from penstock.nsd.behaviour import COLUMNS, FIELDS
@@ -29,12 +30,15 @@ from penstock.nsd.layout import COCO_224
 from penstock.nsd.samples import ALIASES
 from penstock.nsd.stimuli import Pictures
 from penstock.nsd.subject import NSD
+from penstock.nsd.window import windowed_loader
 from penstock.webdataset import mindeye
 
 Backend = Literal["auto", "tar", "hdf5"]
 SHARD_FOLDERS = ("webdataset_avg_split", "webdataset_avg_new", "")
 """Where shards are under a root, as MindEye publishes them."""
 DEFAULT_KEY, WHOLE_KEY = "nsdgeneral.npy", "wholebrain_3d.npy"
+OF_SUBJECT = ("space", "betas", "prepared")
+"""Arguments of ``NSD``; the others are of ``NSD.dataset``."""
 PARTS = ("train", "test", "new_test")
 PICTURE, TRIAL = COLUMNS.index("stim_id"), COLUMNS.index("global_trial")
 """Where ``behav`` has the picture and the trial."""
@@ -105,51 +109,58 @@ def get_dataloaders(
     options:     from the release: arguments of ``NSD.dataset``, such as ``reps="single"``, ``zscore="run"``,
                  ``roi="V1"``, ``max_open_files=5``, and ``space``, ``betas`` and ``prepared`` of ``NSD``
 
-    ``num_devices``, ``num_workers`` and ``cache_dir`` are accepted and not needed: threads read, inside ``memory``.
+    ``num_devices`` and ``num_workers`` are accepted and not needed: threads read, inside ``memory``. ``cache_dir`` and
+    ``meta_url`` are for shards.
     """
     _check_options(options)
-    checks.whole("batch_size", batch_size, least=1)
+    wanted = mindeye.Wanted(
+        batch_size=batch_size, val_batch_size=val_batch_size, to_tuple=to_tuple, image_var=image_var,
+        num_train=num_train, num_val=num_val, seed=seed, local_rank=local_rank, world_size=world_size, memory=memory,
+        image_size=image_size, on_error=on_error, device=device,
+    )  # fmt: skip
     folder, subj = None if root is None else checks.path("root", root), checks.whole("subj", subj, least=1)
     shards = None if folder is None else Shards.find(folder, subj)
     if _chosen(backend, folder, subj, train_url, shards) == "tar":
-        for_shards = {name: options.pop(name) for name in ("max_open_files",) if name in options}
-        of_release = [*options, *(["split"] if split is not None else [])]
-        if of_release:
+        most_open = options.pop("max_open_files", None)
+        if of_release := [*options, *(["split"] if split is not None else [])]:
             raise ConfigError(f"{', '.join(of_release)}: only from the release; shards hold what they were made with")
-        return mindeye.get_dataloaders(
-            batch_size, image_var, train_url=train_url or (shards.train if shards else None),
-            val_url=val_url or (shards.test if shards else None), meta_url=meta_url, num_train=num_train,
-            num_val=num_val, cache_dir=cache_dir, seed=seed, voxels_key=voxels_key, val_batch_size=val_batch_size,
-            to_tuple=to_tuple, local_rank=local_rank, world_size=world_size, memory=memory, image_size=image_size,
-            on_error=on_error, device=device, **for_shards,
-        )  # fmt: skip
+        files = remote_files(cache_dir or None, None, None, max_open=most_open)
+        if shards is not None:
+            train_url, val_url = train_url or shards.train, val_url or shards.test
+        return mindeye.shard_loaders(wanted, train_url, val_url, meta_url, voxels_key, files)
     assert folder is not None
-    of_subject = {name: options.pop(name) for name in ("space", "betas", "prepared") if name in options}
     try:
-        nsd = NSD(folder, subj, **of_subject)
+        nsd = NSD(folder, subj, **_popped(options, OF_SUBJECT))
     except Missing as error:
         if shards is not None or backend == "hdf5":
             raise
         raise Missing(f"{error}; and {_no_shards(folder, subj)}") from None
-    names = mindeye.column_names(to_tuple, image_var)
-    given = {
-        "reps": "stack", "zscore": "session" if "voxels" in names else None, "dtype": "float16", "on_error": on_error,
-        "images": Pictures(size=image_size, dtype="float32"), **_region(nsd, voxels_key, options), **options,
-    }  # fmt: skip
-    split = "mindeye1" if split is None else split
+    return _release_loaders(wanted, nsd, "mindeye1" if split is None else split, _region(nsd, voxels_key, options))
+
+
+def _release_loaders(
+    wanted: mindeye.Wanted, nsd: NSD, split: str, options: Mapping[str, Any]
+) -> tuple[Loader, Loader, int, int]:
+    """The loaders of the release, with samples as they are in shards, and how many samples they have."""
     if not isinstance(split, str) or "/" in split:
         raise ConfigError(f"split={split!r}: expected the name of a split alone, such as 'mindeye2', for both loaders")
-    train, val = (_as_shards(nsd, names, image_var, f"{split}/{part}", given) for part in ("train", "test"))
-    pair = mindeye.Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
-    train_dl, val_dl = pair.loaders(
-        memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size, device=device,
-        set_aside=opening_bytes(len(nsd.table)),
-    )  # fmt: skip
-    return train_dl, val_dl, len(train) if num_train is None else num_train, len(val) if num_val is None else num_val
+    options = {
+        "reps": "stack", "zscore": "session" if "voxels" in wanted.columns else None, "dtype": "float16",
+        "on_error": wanted.on_error, "images": Pictures(size=wanted.image_size, dtype="float32"), **options,
+    }  # fmt: skip
+    train, val = (_as_shards(nsd, wanted, f"{split}/{part}", options) for part in ("train", "test"))
+    opening = opening_bytes(len(nsd.table))
+    train_dl, val_dl = wanted.loaders(train, val, make=windowed_loader, set_aside=opening)
+    num_train = len(train) if wanted.num_train is None else wanted.num_train
+    return train_dl, val_dl, num_train, len(val) if wanted.num_val is None else wanted.num_val
+
+
+def _popped(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: options.pop(name) for name in names if name in options}
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    known = {*signature(NSD.dataset).parameters, "space", "betas", "prepared"} - {"self", "columns", "split", "images"}
+    known = {*signature(NSD.dataset).parameters, *OF_SUBJECT} - {"self", "columns", "split", "images"}
     unknown = [name for name in options if name not in known]
     if unknown:
         raise ConfigError(
@@ -158,21 +169,22 @@ def _check_options(options: Mapping[str, Any]) -> None:
         )
 
 
-def _region(nsd: NSD, voxels_key: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The region that ``voxels_key`` names; ``roi=`` replaces the default one."""
+def _region(nsd: NSD, voxels_key: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the region that ``voxels_key`` names; ``roi=`` replaces the default one."""
     if voxels_key == DEFAULT_KEY:
-        return {"roi": "nsdgeneral"}
+        return {"roi": "nsdgeneral", **options}
     if "roi" in options:
         raise ConfigError(f"voxels_key={voxels_key!r}, roi={options['roi']!r}: both choose voxels; pass one of them")
     if voxels_key == WHOLE_KEY:
-        return {"roi": None}
+        return {"roi": None, **options}
     if not isinstance(voxels_key, str) or not voxels_key.endswith(".npy"):
         raise ConfigError(f"voxels_key={voxels_key!r}: expected {DEFAULT_KEY!r}, {WHOLE_KEY!r} or another region's")
+    region = voxels_key.removesuffix(".npy")
     try:
-        nsd.voxels(voxels_key.removesuffix(".npy"))
+        nsd.voxels(region)
     except (Missing, ConfigError) as error:
         raise type(error)(f"voxels_key={voxels_key!r}: {error}") from None
-    return {"roi": voxels_key.removesuffix(".npy")}
+    return {"roi": region, **options}
 
 
 def _no_shards(root: str, subject: int) -> str:
@@ -196,9 +208,9 @@ def _chosen(backend: str, root: str | None, subject: int, train_url: Any, shards
     return backend
 
 
-def _as_shards(nsd: NSD, names: Sequence[str], image_var: str, split: str, options: dict[str, Any]) -> Dataset:
+def _as_shards(nsd: NSD, wanted: mindeye.Wanted, split: str, options: Mapping[str, Any]) -> Dataset:
     """A part of the release with the columns of shards, where numbers have an axis of their own."""
-    sources = {name: "image" if name == image_var else ALIASES.get(name, name) for name in names}
+    sources = {name: "image" if name == wanted.image_var else ALIASES.get(name, name) for name in wanted.columns}
     ds: NSDDataset = nsd.dataset(tuple(dict.fromkeys(sources.values())), split=split, **options)
     parts: dict[str, Any] = {}
     for name, source in sources.items():

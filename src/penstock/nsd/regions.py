@@ -220,7 +220,7 @@ def _named(layout: Layout, name: str, *, is_path: bool) -> _Found:
         return _labelled(layout, files, _numbers(layout, region, label) if label else None)
     if not label:
         return _by_label(layout, name)
-    raise Missing(f"roi={name!r}: no such region. {_present(layout)}")
+    raise _no_region(layout, name)
 
 
 def _files(layout: Layout, region: str) -> list[str]:
@@ -269,7 +269,7 @@ def _by_label(layout: Layout, name: str) -> _Found:
     regions = dict.fromkeys(each.removeprefix("lh.").removeprefix("rh.") for each in known)
     homes = {each: numbers for each in regions if (numbers := _matching(_labels(layout, each), label))}
     if not homes:
-        raise Missing(f"roi={name!r}: no such region. {_present(layout)}")
+        raise _no_region(layout, name)
     whole = {home: numbers for home, numbers in homes.items() if not _is_half(layout, f"{side}{home}")}
     chosen = {PREFERRED: homes[PREFERRED]} if PREFERRED in homes else whole or homes
     found = [_labelled(layout, _files(layout, f"{side}{home}"), numbers) for home, numbers in chosen.items()]
@@ -279,15 +279,22 @@ def _by_label(layout: Layout, name: str) -> _Found:
     return found[0]
 
 
-def _present(layout: Layout) -> str:
+def _no_region(layout: Layout, name: str) -> Missing:
     found = region_names(layout)
     if not found:
-        return (
-            f"There is no file of regions in {layout.regions}; fetch that folder of the release, or pass the path of a "
-            f"NIfTI file, or booleans of shape (X, Y, Z)"
+        return Missing(
+            f"roi={name!r}: no such region. There is no file of regions in {layout.regions}; fetch that folder of the "
+            f"release, or pass the path of a NIfTI file, or booleans of shape (X, Y, Z)"
         )
+    labels = {label: f"{region}:{label}" for region, labels in found.items() for label in labels}
+    near = checks.nearest(name, [*found, *labels, *labels.values()])
+    path = os.path.join(layout.regions, f"{name.partition(':')[0]}.nii.gz")
+    way = f"Did you mean {near!r}?" if near else f"If the release has it, fetch {path}."
     names = "; ".join(f"{name} ({', '.join(labels)})" if labels else name for name, labels in found.items())
-    return f"There are: {names}. A label alone will do (V1), or region:label, a path, or booleans of shape (X, Y, Z)"
+    return Missing(
+        f"roi={name!r}: no such region. {way} There are: {names}. A label alone will do (V1), or region:label, a path, "
+        f"or booleans of shape (X, Y, Z)"
+    )
 
 
 def _numbers(layout: Layout, region: str, label: str) -> list[int]:
@@ -298,7 +305,9 @@ def _numbers(layout: Layout, region: str, label: str) -> list[int]:
     if label.isdecimal():
         return [int(label)]
     names = ", ".join(labels.values()) or f"unknown, because {layout.label_tables(region)[0]} is not there"
-    raise Missing(f"roi='{region}:{label}': no such label. Labels of {region}: {names}; a number will do too")
+    near = checks.nearest(label, labels.values())
+    way = f" Did you mean '{region}:{near}'?" if near else ""
+    raise Missing(f"roi='{region}:{label}': no such label.{way} Labels of {region}: {names}; a number will do too")
 
 
 def _matching(labels: dict[int, str], name: str) -> list[int]:

@@ -22,6 +22,7 @@ from penstock.nsd.regions import Voxels
 from penstock.nsd.repetitions import Padding, Reps, by_picture, neighbours, stacked
 from penstock.nsd.stimuli import Pictures, find_extra, find_pictures
 from penstock.nsd.table import TrialTable
+from penstock.nsd.trials import BEHAVIOUR
 
 if TYPE_CHECKING:
     from penstock.nsd.subject import NSD
@@ -142,8 +143,12 @@ class Samples:
         if name in self.trials:
             return from_arrays(**{name: self.trials[name][self.rows]})
         hint = " without context=(past, future)" if name in OF_VOXELS else ""
+        if name.upper() in BEHAVIOUR:
+            hint = f" without {self.nsd.layout.responses}; fetch it"
         known = ("voxels", "image", "coco", *self.trials.columns, *behaviour.FIELDS, *self.wanted.extra)
-        raise ConfigError(f"columns: no {column!r}{hint}; there are {', '.join(dict.fromkeys(known))}")
+        near = checks.nearest(column, known)
+        way = f" Did you mean {near!r}?" if near and not hint else ""
+        raise ConfigError(f"columns: no {column!r}{hint}.{way} There are {', '.join(dict.fromkeys(known))}")
 
     @cached_property
     def _stimuli(self) -> np.ndarray:

@@ -33,13 +33,8 @@ from penstock.formats.open import open_with
 from penstock.loader.loader import Loader
 from penstock.webdataset.shards import expand_urls
 
-# What the columns are called in the shards; the first that exists is taken.
-COLUMNS = {
-    "images": ("jpg", "png"),
-    "trial": ("trial.npy",),
-    "coco": ("coco73k.npy",),
-    "reps": ("num_uniques.npy",),
-}
+COLUMNS = {"images": ("jpg", "png"), "trial": ("trial.npy",), "coco": ("coco73k.npy",), "reps": ("num_uniques.npy",)}
+"""What the columns are called in the shards; the first that exists is taken."""
 
 META_BYTES = 1 << 20
 
@@ -78,74 +73,72 @@ def get_dataloaders(
     be opened and samples that cannot be read. With ``device="cuda"``, batches are on that device. The description of
     this module says where it differs from MindEye's.
     """
-    if train_url is None or val_url is None:
-        given = f"train_url={train_url!r}, val_url={val_url!r}"
-        raise ConfigError(f"{given}: expected the shards of both, such as 'train_{{0..17}}.tar'")
-    names = column_names(to_tuple, image_var)
+    wanted = Wanted(
+        batch_size=batch_size, val_batch_size=val_batch_size, to_tuple=to_tuple, image_var=image_var,
+        num_train=num_train, num_val=num_val, seed=seed, local_rank=local_rank, world_size=world_size, memory=memory,
+        image_size=image_size, on_error=on_error, device=device,
+    )  # fmt: skip
     files = remote_files(cache_dir or None, None, None, max_open=max_open_files)
-    opener = _Opener(files, on_error)
-    train, val = (_shards(url, names, image_var, voxels_key, image_size, opener) for url in (train_url, val_url))
-    pair = Pair(train, val, names, batch_size, batch_size if val_batch_size is None else val_batch_size)
-    train_dl, val_dl = pair.loaders(
-        memory=memory, seed=seed, on_error=on_error, rank=local_rank, world_size=world_size, device=device
-    )
-    totals = _totals(meta_url) if meta_url is not None and None in (num_train, num_val) else {}
-    counted_train = num_train if num_train is not None else totals.get("train", len(train))
-    counted_val = num_val if num_val is not None else totals.get("val", len(val))
-    return train_dl, val_dl, counted_train, counted_val
+    return shard_loaders(wanted, train_url, val_url, meta_url, voxels_key, files)
 
 
-def column_names(to_tuple: Sequence[str], image_var: str) -> tuple[str, ...]:
-    """The columns of a batch: pictures are called "images", or what ``image_var`` says."""
-    return tuple(image_var if name in ("images", image_var) else name for name in checks.names("to_tuple", to_tuple))
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What MindEye's function is asked for, wherever samples come from."""
 
-
-@dataclass(frozen=True)
-class Pair:
-    """What to train on and what to validate on."""
-
-    train: Dataset
-    val: Dataset
-    columns: tuple[str, ...]
     batch_size: int
-    val_batch_size: int
+    val_batch_size: int | None
+    to_tuple: Sequence[str]
+    image_var: str
+    num_train: int | None
+    num_val: int | None
+    seed: int
+    local_rank: int | None
+    world_size: int | None
+    memory: int | str | None
+    image_size: int | None
+    on_error: OnError
+    device: Any
 
     def __post_init__(self) -> None:
         checks.whole("batch_size", self.batch_size, least=1, expected="a whole number of samples")
-        checks.whole("val_batch_size", self.val_batch_size, least=1, expected="a whole number of samples")
+        if self.val_batch_size is not None:
+            checks.whole("val_batch_size", self.val_batch_size, least=1, expected="a whole number of samples")
+        if self.image_size is not None:
+            checks.whole("image_size", self.image_size, least=1, expected="a number of pixels, or None")
+        checks.names("to_tuple", self.to_tuple)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a batch: pictures are called "images", or what ``image_var`` says."""
+        return tuple(self.image_var if name in ("images", "image", self.image_var) else name for name in self.to_tuple)
 
     def loaders(
-        self,
-        *,
-        memory: int | str | None,
-        seed: int,
-        on_error: OnError,
-        rank: int | None,
-        world_size: int | None,
-        device: Any,
-        set_aside: int = 0,
+        self, train: Dataset, val: Dataset, *, make: Callable[..., Loader] = Loader, set_aside: int = 0
     ) -> tuple[Loader, Loader]:
         """One of rank and world size may be left out, as in MindEye's function; without both, torch.distributed says.
 
         Three quarters of the memory, less the bytes that are set aside, are for training.
         """
+        rank, world_size = self.local_rank, self.world_size
         if rank is not None or world_size is not None:
             rank, world_size = rank or 0, 1 if world_size is None else world_size
             checks.whole("local_rank", rank, most=world_size - 1, expected=f"a rank in world_size={world_size}")
         common: dict[str, Any] = {
-            "columns": self.columns, "on_error": on_error, "rank": rank, "world_size": world_size,
-            "device": device,
+            "columns": self.columns, "on_error": self.on_error, "rank": rank, "world_size": world_size,
+            "device": self.device,
         }  # fmt: skip
-        train = partial(Loader, self.train, batch_size=self.batch_size, shuffle=True, seed=seed, **common)
-        val = partial(Loader, self.val, batch_size=self.val_batch_size, **common)
-        if memory is None:
-            return train(memory=None), val(memory=None)
-        given = parse_size(memory, argument="memory")
+        val_batch_size = self.batch_size if self.val_batch_size is None else self.val_batch_size
+        make_train = partial(make, train, batch_size=self.batch_size, shuffle=True, seed=self.seed, **common)
+        make_val = partial(make, val, batch_size=val_batch_size, **common)
+        if self.memory is None:
+            return make_train(memory=None), make_val(memory=None)
+        given = parse_size(self.memory, argument="memory")
         limit = max(4, given - set_aside)
         try:
-            return train(memory=limit - limit // 4), val(memory=limit // 4)
+            return make_train(memory=limit - limit // 4), make_val(memory=limit // 4)
         except BudgetExceeded as refusal:
-            smallest = set_aside + max(-(-4 * _smallest(train) // 3), 4 * _smallest(val))
+            smallest = set_aside + max(-(-4 * _smallest(make_train) // 3), 4 * _smallest(make_val))
             raise BudgetExceeded(
                 f"memory={format_size(given)} is too small for both loaders: the smallest that works is "
                 f"{format_size(smallest)} ({smallest:,} bytes), three quarters for training and one for validation. "
@@ -163,24 +156,47 @@ def _smallest(make: Callable[..., Loader]) -> int:
     return 1
 
 
-def _shards(
-    url: str | Sequence[str],
-    names: Sequence[str],
-    image_var: str,
+def shard_loaders(
+    wanted: Wanted,
+    train_url: str | Sequence[str] | None,
+    val_url: str | Sequence[str] | None,
+    meta_url: str | None,
     voxels_key: str,
-    size: int | None,
-    opener: "_Opener",
-) -> Dataset:
+    files: Files,
+) -> tuple[Loader, Loader, int, int]:
+    """The loaders of these shards, and how many samples they have."""
+    if train_url is None or val_url is None:
+        given = f"train_url={train_url!r}, val_url={val_url!r}"
+        raise ConfigError(f"{given}: expected the shards of both, such as 'train_{{0..17}}.tar'")
+    opener = _Opener(files, wanted.on_error)
+    train, val = (_shards(url, wanted, voxels_key, opener) for url in (train_url, val_url))
+    train_dl, val_dl = wanted.loaders(train, val)
+    counts = [wanted.num_train, wanted.num_val]
+    totals = _totals(meta_url) if meta_url is not None and None in counts else (len(train), len(val))
+    num_train, num_val = (total if count is None else count for count, total in zip(counts, totals, strict=True))
+    return train_dl, val_dl, num_train, num_val
+
+
+def _shards(url: str | Sequence[str], wanted: Wanted, voxels_key: str, opener: "_Opener") -> Dataset:
+    names, pictures, size = wanted.columns, wanted.image_var, wanted.image_size
     paths = expand_urls(url) if isinstance(url, str) else list(url)
-    known = {**COLUMNS, "voxels": (voxels_key,), image_var: COLUMNS["images"]}
+    known = {**COLUMNS, "voxels": (voxels_key,), pictures: COLUMNS["images"]}
     fields = {name: _first_present(paths, known.get(name, (name,)), opener) for name in names}
     chosen = list(dict.fromkeys(fields.values()))
-    ds = opener.dataset(paths, chosen)
-    if image_var in names:
+    try:
+        ds = opener.dataset(paths, chosen)
+    except Missing as error:
+        if further := [name for name in names if name not in known]:
+            expected = ", ".join(("voxels", *COLUMNS))
+            raise Missing(
+                f"to_tuple: {further[0]!r} is none of {expected}, so it should name a member of the shards. {error}"
+            ) from error
+        raise
+    if pictures in names:
         # Asking for a size makes the reader look at every picture's header: only where the first has another size.
-        if size is not None and ds.fields[fields[image_var]].shape[:2] != (size, size):
+        if size is not None and ds.fields[fields[pictures]].shape[:2] != (size, size):
             ds = opener.dataset(paths, chosen, size)
-        return ds.rename(**fields).cast(image_var, "float32", divisor=255).permute(image_var, 2, 0, 1)
+        return ds.rename(**fields).cast(pictures, "float32", divisor=255).permute(pictures, 2, 0, 1)
     return ds.rename(**fields)
 
 
@@ -213,10 +229,11 @@ def _first_present(paths: Sequence[str], fields: Sequence[str], opener: _Opener)
     return fields[-1]
 
 
-def _totals(path: str) -> dict[str, int]:
+def _totals(path: str) -> tuple[int, int]:
+    """Samples for training and for validation, as MindEye's metadata says."""
     try:
         totals = json.loads(_text(path))["totals"]
-        return {name: int(totals[name]) for name in ("train", "val")}
+        return int(totals["train"]), int(totals["val"])
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt(f'{shown(path)}: expected JSON with {{"totals": {{"train": …, "val": …}}}} ({error})') from error
 
