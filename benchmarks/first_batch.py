@@ -87,13 +87,13 @@ def its_bytes(root: str, memory: str) -> float:
 def byte_ranges(root: str, session: int) -> list[tuple[str, int, int]]:
     """Where the region's chunks of a session are: path, offset and length, neighbours together."""
     from penstock.nsd import NSD
-    from penstock.read.coalesce import spans
+    from penstock.read.coalesce import plan_spans
 
     nsd = NSD(root)
     store = nsd.betas(nsd.voxels("nsdgeneral"), [session]).store.children[0]
     array, part = store._arrays["betas"], store._parts["betas"]
     offsets, lengths, _ = array.table.find(0, part.flat)
-    together = spans(offsets, lengths, np.arange(len(offsets)), GAP_BYTES, PIECE_BYTES)
+    together = plan_spans(offsets, lengths, np.arange(len(offsets)), GAP_BYTES, PIECE_BYTES)
     return [(array.file.path, each.begin, each.end - each.begin) for each in together]
 
 

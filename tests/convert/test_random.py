@@ -20,7 +20,7 @@ import pytest
 import zarr
 
 import penstock as ps
-from penstock.base.machine import children, held_bytes, share_bytes
+from penstock.base.machine import children, held_bytes, proportional_bytes
 from penstock.base.sizes import MiB
 from penstock.errors import BudgetExceeded
 
@@ -126,7 +126,7 @@ def peak_of(command):
         nonlocal peak
         while not over.wait(0.005):
             workers = [each for each in children(pid) if command_of(each) != command_of(pid)]
-            held = sum(share_bytes(each) for each in (pid, *workers)) if workers else held_bytes(pid)
+            held = sum(proportional_bytes(each) for each in (pid, *workers)) if workers else held_bytes(pid)
             peak = max(peak, held)
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:

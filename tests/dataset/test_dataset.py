@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import penstock as ps
 from penstock.errors import ConfigError, Missing, OutOfRange, SchemaMismatch, TransformFailed
 from penstock.formats import paths
-from penstock.formats.paths import _natural
+from penstock.formats.paths import _natural_key
 
 ROWS = 31
 MASK = np.arange(ROWS) % 3 == 1
@@ -499,7 +499,7 @@ def test_files_of_a_pattern_come_in_natural_order(tmp_path):
     ("one", "other"), [("s2", "s10"), ("s2b", "s10a"), ("a1", "b0"), ("2", "a"), ("x9y10", "x9y11"), ("s٢", "s10")]
 )
 def test_natural_order(one, other):
-    assert sorted([other, one], key=_natural) == [one, other]
+    assert sorted([other, one], key=_natural_key) == [one, other]
 
 
 def test_names_with_signs_of_a_pattern_are_names_first(tmp_path):

@@ -324,7 +324,7 @@ import gc, json, os
 import numpy as np
 import torch
 import penstock as ps
-from penstock.base.machine import share_bytes
+from penstock.base.machine import proportional_bytes
 from penstock.base.machine import children
 
 gc.disable()  # collecting touches every object of Python's and torch's, and so copies its page: not what is measured
@@ -337,10 +337,10 @@ def grown(batches):
     loader = iter(torch.utils.data.DataLoader(ds, batch_sampler=sampler, num_workers=2))
     next(loader)
     workers = children(os.getpid())
-    before = sum(map(share_bytes, workers))
+    before = sum(map(proportional_bytes, workers))
     for number, _ in enumerate(loader, 2):
         if number == batches - 8:  # they end after their last
-            return (sum(map(share_bytes, workers)) - before) / len(workers)
+            return (sum(map(proportional_bytes, workers)) - before) / len(workers)
 
 print(json.dumps(grown(150)))
 """

@@ -67,7 +67,7 @@ def read(files, file, offset=0, count=10_000, mapped=False):
     target = np.empty(count, np.uint8)
     with files.lend(file, mapped=mapped) as handle:
         if mapped:
-            target[:] = handle.bytes[offset : offset + count]
+            target[:] = handle.mapping[offset : offset + count]
         else:
             handle.read_into(offset, target)
     return target
@@ -129,8 +129,8 @@ def test_an_early_end_is_an_error(files_of, offset, count, there):
 def test_mapped_bytes_are_the_file(files_of):
     (file,) = files_of(1)
     with Files().lend(file, mapped=True) as handle:
-        assert np.array_equal(handle.bytes, contents(0))
-        assert not handle.bytes.flags.writeable
+        assert np.array_equal(handle.mapping, contents(0))
+        assert not handle.mapping.flags.writeable
 
 
 # The file that was opened, and no other.

@@ -47,12 +47,12 @@ SAFE = {
 @pytest.mark.case(22)
 @pytest.mark.parametrize("case", UNSAFE)
 def test_unsafe(folder, tmp_path, case):
-    assert locks.distrust(str(folder)) == ""
+    assert locks.why_distrusted(str(folder)) == ""
     UNSAFE[case](folder)
     if "link" in case:
         (tmp_path / "link").symlink_to(folder)
         folder = tmp_path / "link"
-    why = locks.distrust(str(folder))
+    why = locks.why_distrusted(str(folder))
     assert "may write to" in why
     assert "chmod go-w" in why
     cache = FileCache(str(folder))
@@ -66,7 +66,7 @@ def test_unsafe(folder, tmp_path, case):
 @pytest.mark.parametrize("case", SAFE)
 def test_safe(folder, tmp_path, case):
     SAFE[case](folder)
-    assert locks.distrust(str(folder)) == ""
+    assert locks.why_distrusted(str(folder)) == ""
     with FileCache(str(folder)).lent(_file(tmp_path), _fetch):
         pass
     assert len(ps.open(_data(tmp_path), index_dir=folder)) == 3
@@ -76,9 +76,9 @@ def test_safe(folder, tmp_path, case):
 @as_root
 def test_of_another_user(folder):
     os.chown(folder.parent, NOBODY, NOBODY)
-    assert locks.distrust(str(folder)) == "", "a colleague's folder may hold one of our own"
+    assert locks.why_distrusted(str(folder)) == "", "a colleague's folder may hold one of our own"
     os.chown(folder, NOBODY, NOBODY)
-    assert "its owner is another user (uid 65534" in locks.distrust(str(folder))
+    assert "its owner is another user (uid 65534" in locks.why_distrusted(str(folder))
 
 
 @pytest.mark.case(22)
@@ -123,7 +123,7 @@ def test_folders_are_made_for_the_user_alone(tmp_path):
     finally:
         os.umask(before)
     assert [os.stat(tmp_path / each).st_mode & 0o777 for each in ("a", "a/b", "a/b/c")] == [0o700] * 3
-    assert locks.distrust(str(tmp_path / "a/b/c")) == ""
+    assert locks.why_distrusted(str(tmp_path / "a/b/c")) == ""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError, match="exists"):
         locks.make_folder(str(tmp_path / "file"))

@@ -89,7 +89,7 @@ def test_chunk_tables(file, folder, lengths, skipped):
     saved = saved_chunks.save(folder, file, "betas", table, from_chunks=5000)
     assert isinstance(saved, saved_chunks.SavedChunkTable)
     for each in (saved, saved_chunks.load(folder, file, "betas"), pickle.loads(pickle.dumps(saved))):
-        for name in ("shape", "longest", "stored_bytes", "missing", "end", "some_skipped"):
+        for name in ("shape", "longest", "stored_bytes", "missing", "end", "has_skipped"):
             assert getattr(each, name) == getattr(table, name)
         for found, expected in zip(each.find(17, slice(1, 4)), table.find(17, slice(1, 4)), strict=True):
             assert np.array_equal(found, expected)

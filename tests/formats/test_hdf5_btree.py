@@ -26,7 +26,7 @@ def both(path):
     """The table by nodes and one by one."""
     with h5py.File(path) as file:
         found = StoredDataset(identify(str(path)), "betas", file["betas"], file["betas"].shape, 0)
-        return layout._by_nodes(found), layout._one_by_one(found)
+        return layout._walk_nodes(found), layout._walk_chunks(found)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_is_damaged_is_not_believed(tmp_path, at, new):
     with h5py.File(path) as file:
         found = StoredDataset(identify(str(path)), "betas", file["betas"], SHAPE, 0)
         with pytest.raises(btree.IndexNotUnderstood):
-            layout._by_nodes(found)
+            layout._walk_nodes(found)
 
 
 def test_more_chunks_than_there_can_be(tmp_path):
@@ -107,7 +107,7 @@ def test_more_chunks_than_there_can_be(tmp_path):
     with h5py.File(path) as file:
         betas, (header_at, _) = file["betas"], h5py.h5g.get_objinfo(file["betas"].id, b".").objno
         with pytest.raises(btree.IndexNotUnderstood, match="more chunks"):
-            list(btree.chunks(identify(str(path)), betas, header_at, (100, 30, 2)))
+            list(btree.read_chunks(identify(str(path)), betas, header_at, (100, 30, 2)))
 
 
 def test_a_file_cut_short_is_an_error_of_ours(tmp_path):
@@ -117,4 +117,4 @@ def test_a_file_cut_short_is_an_error_of_ours(tmp_path):
         with open(path, "r+b") as cut:
             cut.truncate(5000)
         with pytest.raises(ps.errors.PenstockError):
-            layout._by_nodes(found)
+            layout._walk_nodes(found)

@@ -622,7 +622,7 @@ def same(table, other):
 def test_a_saved_table_is_the_table(saved):
     folder, file, table = saved
     walked, loaded = group(walk(file.path)), load(folder, file)
-    assert (table.mapped, loaded.mapped, walked.mapped) == (True, True, False)
+    assert (table.is_mapped, loaded.is_mapped, walked.is_mapped) == (True, True, False)
     assert (loaded.index_bytes, walked.index_bytes > 0) == (0, True)
     assert same(table, walked)
     assert same(loaded, walked)

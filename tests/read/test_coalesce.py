@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.read.coalesce import limited, neighbours
+from penstock.read.coalesce import limit_runs, merge_neighbours
 
 patient = settings(deadline=None)  # a busy machine is no failure
 
@@ -29,7 +29,7 @@ BY_HAND = [
 
 @pytest.mark.parametrize(("sources", "targets", "reads"), BY_HAND)
 def test_by_hand(sources, targets, reads):
-    assert neighbours(np.array(sources, np.int64), np.array(targets, np.int64)) == reads
+    assert merge_neighbours(np.array(sources, np.int64), np.array(targets, np.int64)) == reads
 
 
 LIMITED = [
@@ -43,7 +43,7 @@ LIMITED = [
 
 @pytest.mark.parametrize(("sources", "most", "reads"), LIMITED)
 def test_limited_by_hand(sources, most, reads):
-    assert limited(neighbours(np.array(sources, np.int64), np.arange(len(sources))), most) == reads
+    assert limit_runs(merge_neighbours(np.array(sources, np.int64), np.arange(len(sources))), most) == reads
 
 
 # Rows with runs in them: a few starting points, each followed for a while, in source and target alike or not.
@@ -65,7 +65,7 @@ def executed(runs):
 @given(STRETCHES)
 def test_reading_the_runs_reads_what_was_wanted(stretches):
     sources, targets = columns(stretches)
-    runs = neighbours(sources, targets)
+    runs = merge_neighbours(sources, targets)
     assert executed(runs) == list(zip(sources.tolist(), targets.tolist(), strict=True))
     assert all(run.rows >= 1 for run in runs)
 
@@ -73,15 +73,15 @@ def test_reading_the_runs_reads_what_was_wanted(stretches):
 @patient
 @given(STRETCHES)
 def test_no_two_runs_could_be_one(stretches):
-    for run, later in pairwise(neighbours(*columns(stretches))):
+    for run, later in pairwise(merge_neighbours(*columns(stretches))):
         assert (later.source, later.target) != (run.source + run.rows, run.target + run.rows)
 
 
 @patient
 @given(STRETCHES, st.integers(1, 15))
 def test_limited_runs_read_the_same_and_never_too_much(stretches, most):
-    runs = neighbours(*columns(stretches))
-    fewer = limited(runs, most)
+    runs = merge_neighbours(*columns(stretches))
+    fewer = limit_runs(runs, most)
     assert executed(fewer) == executed(runs)
     assert all(1 <= run.rows <= most for run in fewer)
     assert len(fewer) == sum(-(-run.rows // most) for run in runs), "no more reads than needed"

@@ -175,7 +175,7 @@ def test_what_is_given_can_be_written_to():
 def test_headers_tell_the_size(kind):
     encode = {"jpeg": jpeg, "png": imagecodecs.png_encode, "webp": imagecodecs.webp_encode}[kind]
     header = read_header(encode(photo()))
-    assert (header.kind, header.width, header.height, header.plain) == (kind, WIDE, HIGH, True)
+    assert (header.kind, header.width, header.height, header.is_plain) == (kind, WIDE, HIGH, True)
 
 
 @needs_pillow
@@ -189,7 +189,7 @@ def test_headers_of_other_kinds_tell_the_size():
     frames = [Image.fromarray(photo(seed=seed)) for seed in range(2)]
     stream = io.BytesIO()
     frames[0].save(stream, "WEBP", save_all=True, append_images=frames[1:])
-    assert read_header(stream.getvalue()) == PictureHeader("webp", WIDE, HIGH, animated=True)
+    assert read_header(stream.getvalue()) == PictureHeader("webp", WIDE, HIGH, is_animated=True)
     assert np.array_equal(decode(stream.getvalue()), pillow(stream.getvalue(), "RGB"))
 
 
@@ -268,7 +268,7 @@ def test_postscript_is_not_run_whatever_it_is_called(monkeypatch):
 
 
 def test_without_pillow_other_kinds_say_what_is_needed(monkeypatch):
-    monkeypatch.setattr(pictures, "_pillow", lambda: None)
+    monkeypatch.setattr(pictures, "_load_pillow", lambda: None)
     with pytest.raises(ConfigError, match=r"Pillow: pip install"):
         decode(b"P6\n1 1\n255\nabc")
     assert decode(jpeg()).shape == (HIGH, WIDE, 3)
@@ -277,7 +277,7 @@ def test_without_pillow_other_kinds_say_what_is_needed(monkeypatch):
 @needs_pillow
 def test_without_imagecodecs_pillow_decodes(monkeypatch):
     quick = decode(jpeg()), decode(PNGS["grey of 16 bits"], "L")
-    monkeypatch.setattr(pictures, "_imagecodecs", lambda: None)
+    monkeypatch.setattr(pictures, "_load_imagecodecs", lambda: None)
     assert np.array_equal(decode(jpeg()), quick[0])
     assert np.array_equal(decode(PNGS["grey of 16 bits"], "L"), quick[1])
 

@@ -125,7 +125,7 @@ def test_a_saved_table_is_mapped_by_the_first_read(small, folder, monkeypatch):
 def test_both_openings_know_the_same(small, folder):
     known = table_of(ps.open(small, index_dir=False))
     for table in (table_of(ps.open(small, index_dir=folder)) for _ in range(2)):
-        for fact in ("shape", "longest", "stored_bytes", "missing", "end", "some_skipped"):
+        for fact in ("shape", "longest", "stored_bytes", "missing", "end", "has_skipped"):
             assert getattr(table, fact) == getattr(known, fact), fact
         for block in range(known.shape[0]):
             for pieces in (slice(None), np.array([7, 3, 3])):
@@ -140,7 +140,7 @@ def without_h5py(monkeypatch):
     def refuse(*_):
         raise AssertionError("h5py opened the file")
 
-    return lambda: monkeypatch.setattr(hdf5, "opened", refuse)
+    return lambda: monkeypatch.setattr(hdf5, "open_with_h5py", refuse)
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip", "shuffle": True}, {"fletcher32": True}], ids=str)
@@ -174,7 +174,7 @@ def test_h5py_reads_again_what_no_decoder_reads_any_more(tmp_path, folder, read_
     path = tmp_path / "packed.h5"
     values = voxel_major(path, (6, 5, 4, 3), compression="gzip")
     ps.open(path, fields=[NAME], index_dir=folder)
-    monkeypatch.setattr(codecs, "available", lambda codec: False)
+    monkeypatch.setattr(codecs, "is_available", lambda codec: False)
     ds = ps.open(path, fields=[NAME], index_dir=folder)
     assert np.array_equal(ds[:][NAME], values)
     assert isinstance(ds.store, H5pyStore)
@@ -633,7 +633,7 @@ def test_chunks_never_written_and_filters_left_out_survive(small, tmp_path, fold
         ds = ps.open(path, index_dir=folder, allow_fill=True, row_axis=axis)
         table = table_of(ds)
         assert isinstance(table, saved_chunks.SavedChunkTable)
-        assert (table.missing, table.some_skipped) == (20, True)
+        assert (table.missing, table.has_skipped) == (20, True)
         assert np.array_equal(ds[:][NAME], expected)
         offsets, lengths, skipped = (np.concatenate(column) for column in zip(*_rows(table), strict=True))
         assert np.count_nonzero(offsets == NEVER_WRITTEN) == 20

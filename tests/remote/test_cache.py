@@ -406,7 +406,7 @@ def test_a_copy_gets_its_name_while_nobody_counts(tmp_path):
     with contextlib.ExitStack() as counting:
         thread.start()
         assert fetched.wait(30)
-        counting.enter_context(cache._folder_alone())
+        counting.enter_context(cache._lock_folder())
         counts.set()
         time.sleep(0.1)
         assert not os.path.exists(cache.path(file(0)))

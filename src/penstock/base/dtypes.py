@@ -56,7 +56,7 @@ def _bfloat16() -> np.dtype:
 
 
 def checked_dtype(given: Any, *, argument: str) -> np.dtype:
-    """The same, for plain numbers only; ``argument`` names the caller's parameter in the error."""
+    """A dtype of plain numbers; ``argument`` names the caller's parameter in the error."""
     try:
         dtype = numpy_dtype(given)
     except (TypeError, ValueError):

@@ -54,7 +54,7 @@ def run_in_processes(function: Function, job: Any, tasks: Iterable[Any], workers
     while tries:
         pool = ProcessPoolExecutor(min(workers, max(1, len(left))), _context(function, job), _keep, (function, job))
         try:
-            for number, found in _gathered(pool.submit, (_run_kept,), dict(left), 2 * workers):
+            for number, found in _gather_results(pool.submit, (_run_kept,), dict(left), 2 * workers):
                 del left[number]
                 tries = TRIES
                 yield found
@@ -123,11 +123,11 @@ def run_on(executor: Executor, function: Function, job: Any, tasks: Iterable[Any
         tries[number] = tries.get(number, 1) + 1
         return not isinstance(error, PenstockError | BrokenExecutor) and tries[number] <= TRIES
 
-    found = _gathered(executor.submit, (function, job), dict(enumerate(tasks)), workers, again)
+    found = _gather_results(executor.submit, (function, job), dict(enumerate(tasks)), workers, again)
     return (each for _, each in found)
 
 
-def _gathered(
+def _gather_results(
     submit: Callable[..., "Future[Any]"],
     before: tuple[Any, ...],
     tasks: Mapping[int, Any],

@@ -14,13 +14,13 @@ class FileId:
     size: int
     mtime_ns: int
     inode: int
-    growing: bool = False
+    is_growing: bool = False
     """Still being written: it may become longer, and what was there stays."""
     etag: str = field(default="", repr=False)
     """The server's name for this version of a remote file."""
-    expanded: bool = False
+    is_expanded: bool = False
     """The bytes are the decompressed contents of the file at ``path``."""
-    compared: bool = False
+    is_compared: bool = False
     """Compared with a manifest, block by block, when it is read."""
 
     def __hash__(self) -> int:  # needed for every loan; Python caches the hash of a text
@@ -41,4 +41,4 @@ class FileId:
     @property
     def can_be_mapped(self) -> bool:
         """Whether it is a plain local file whose reads need not be compared with a manifest."""
-        return not self.expanded and not self.compared and not is_remote(self.path)
+        return not self.is_expanded and not self.is_compared and not is_remote(self.path)

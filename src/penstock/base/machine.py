@@ -33,20 +33,20 @@ def held_bytes(pid: int | str = "self") -> int:
 
 def anonymous_and_shared_bytes(pid: int | str = "self") -> tuple[int, int]:
     """RssAnon, and RssShmem: shared memory that the process has touched."""
-    return _counts_of(f"/proc/{pid}/status", b"RssAnon:", b"RssShmem:")
+    return _read_counts(f"/proc/{pid}/status", b"RssAnon:", b"RssShmem:")
 
 
-def share_bytes(pid: int | str = "self") -> int:
-    """The same, a page that n processes share counting 1/n: a forked worker shares whatever it never changed."""
-    return sum(_counts_of(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:"))
+def proportional_bytes(pid: int | str = "self") -> int:
+    """As ``held_bytes``, but a page that n processes share counts as 1/n, like most pages of a forked worker."""
+    return sum(_read_counts(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:"))
 
 
-def mapped_bytes(pid: int | str = "self") -> int:
-    """Of these, shared memory."""
-    return _counts_of(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")[1]
+def mapped_shared_bytes(pid: int | str = "self") -> int:
+    """The shared memory in ``proportional_bytes``."""
+    return _read_counts(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")[1]
 
 
-def shared_bytes() -> int:
+def machine_shared_bytes() -> int:
     """Shared memory of the whole machine, mapped or not: batches on their way between processes."""
     try:
         found = os.statvfs("/dev/shm")  # noqa: S108  # it is looked at, not written to
@@ -55,17 +55,17 @@ def shared_bytes() -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-def _counts_of(path: str, first: bytes, second: bytes) -> tuple[int, int]:
+def _read_counts(path: str, first: bytes, second: bytes) -> tuple[int, int]:
     """Two lines of a file of the kernel's, in bytes. Read many times per second: nothing else of it is looked at."""
     try:
         with open(path, "rb", buffering=0) as file:
             text = file.read()
     except OSError:
         return 0, 0
-    return _count(text, first), _count(text, second)
+    return _parse_count(text, first), _parse_count(text, second)
 
 
-def _count(text: bytes, name: bytes) -> int:
+def _parse_count(text: bytes, name: bytes) -> int:
     begin = text.find(b"\n" + name) + len(name) + 1
     return int(text[begin : text.index(b"kB", begin)]) * KiB if begin > len(name) else 0
 
@@ -114,7 +114,7 @@ def _left_by_limits() -> Iterator[int]:
     """What is left of this process's own limits: of its data (``ulimit -d``) and of its addresses (``ulimit -v``)."""
     if resource is None:
         return
-    used = _counts_of("/proc/self/status", b"VmData:", b"VmSize:")
+    used = _read_counts("/proc/self/status", b"VmData:", b"VmSize:")
     for name, taken in zip((resource.RLIMIT_DATA, resource.RLIMIT_AS), used, strict=True):
         limit = int(resource.getrlimit(name)[0])
         if limit != resource.RLIM_INFINITY:

@@ -26,9 +26,9 @@ class ReadPolicy:
     group_elements: int = 64 * 1024
     """Elements of a group per row, so that its tables stay small."""
     chunk_gap_bytes: int = 4 * KiB
-    """Chunks are read in one call across gaps up to this …"""
+    """Chunks are read in one call across gaps up to this size."""
     chunk_span_bytes: int = 1 * MiB
-    """… and up to this many bytes."""
+    """The most bytes, gaps included, of one such call."""
     scatter_rows_below_bytes: int = 64 * KiB
     """Smaller rows of a chunk are put into place in one call, which copies them twice; larger ones one by one."""
     map_rows_below_bytes: int = 32 * KiB

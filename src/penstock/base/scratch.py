@@ -75,7 +75,7 @@ def _advise(memory: np.ndarray, advice: int) -> None:
 
 
 def shared_buffer(bytes_: int) -> tuple[np.ndarray, int]:
-    """The same for several processes: unnamed shared memory, and the descriptor by which others can map it."""
+    """Memory that several processes can share, without a name, and the descriptor by which others can map it."""
     descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, max(1, bytes_))

@@ -102,7 +102,7 @@ class ReadPath:
     missing_chunks: int = 0
     remedy: str = ""
     """What would let each row be read by itself; empty where it can be."""
-    far: bool = False
+    is_far: bool = False
     """Whether each read goes over the network, so that many at a time are faster."""
     mapped_files: int = 0
     """Files whose rows are gathered from mappings; 0 where they are read."""
@@ -138,13 +138,18 @@ class Axes:
     """An order of axes that the caller declared for a field."""
 
     order: tuple[int, ...]
-    contiguous: bool = False
+    is_contiguous: bool = False
     """Whether memory is laid out in this order too, or rows keep their memory and are seen through a view."""
 
 
 def permuted(spec: FieldSpec, axes: tuple[int, ...] | None) -> FieldSpec:
     """The same field with its axes in another order."""
     return spec if axes is None else FieldSpec(spec.dtype, tuple(spec.shape[axis] for axis in axes))
+
+
+def without_axis(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """The shape of one row, from the shape of an array."""
+    return (*sizes[:axis], *sizes[axis + 1 :])
 
 
 def row_bytes(fields: Fields) -> int:

@@ -41,7 +41,7 @@ def watch(flag: Flag) -> None:
     _mine.flag = flag
 
 
-def asked() -> bool:
+def is_asked() -> bool:
     """Whether this thread was asked to stop."""
     return _mine.flag.is_set
 
@@ -49,7 +49,7 @@ def asked() -> bool:
 def sleep(seconds: float) -> None:
     """Sleep; end early if this thread is asked to stop."""
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0 and not asked():
+    while (left := until - time.monotonic()) > 0 and not is_asked():
         time.sleep(min(left, CHECK_EVERY_S))
 
 

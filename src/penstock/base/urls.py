@@ -93,19 +93,19 @@ def shown(url: str) -> str:
     except ValueError:  # not an address, so any part of it may be a secret
         return f"{scheme}://…"
     user, _, host = parts.netloc.rpartition("@")
-    values = _values(parts.query)
+    values = _parse_query(parts.query)
     of_signature = _of_signature({name.lower() for name, _ in values})
     query = "&".join(_without_secret(name, value, name.lower() in of_signature) for name, value in values)
     digest = _digest(url.partition("#")[0], 16) if user or "…" in query else ""
     return urlunsplit((scheme, host, parts.path, query, digest))
 
 
-def _values(query: str) -> list[tuple[str, str]]:
+def _parse_query(query: str) -> list[tuple[str, str]]:
     return parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
 
 
 def _of_signature(names: set[str]) -> set[str]:
-    """Those of a query's names that sign it."""
+    """The names that belong to the signature of an address, among those of its query."""
     kinds = [of_it for together, of_it in _SIGNED if together <= names]
     return {name for name in names if any(of_it.fullmatch(name) for of_it in kinds)}
 
@@ -147,7 +147,7 @@ def secrets_of(url: str) -> list[str]:
         return [url]
     user = parts.netloc.rpartition("@")[0]
     found = [user, *user.split(":", 1)]
-    for name, value in _values(parts.query):
+    for name, value in _parse_query(parts.query):
         if not _without_secret(name, value, False).endswith(f"={value}"):
             found.append(value or name)
     return [each for each in found if each]

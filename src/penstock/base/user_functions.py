@@ -30,7 +30,7 @@ NO_LIMIT = 2**31
 
 def call(function: Callable[[Given], Made], given: Given) -> Made:
     """Call the caller's function, unless this thread was asked to stop."""
-    if stop.asked():
+    if stop.is_asked():
         raise Unavailable("was interrupted: the loader was closed")
     began = time.perf_counter()
     try:

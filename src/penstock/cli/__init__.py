@@ -1,1 +1,1 @@
-"""One file a command: parse, call one public function, print."""
+"""One file per command: parse, call one public function, print."""

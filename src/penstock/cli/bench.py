@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Run(TimedEpoch):
+class BenchResult(TimedEpoch):
     """One loader's result."""
 
     name: str
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     ours, stats, charts = _run_penstock(job, args, limit)
     runs = [ours, *(_run_other(name, job, args, limit) for name in others)]
-    numbers = _numbers(runs, stats, limit)
+    numbers = _collect_numbers(runs, stats, limit)
     if args.html:
         _write(args.html, page({**numbers, **charts}))
     print(json.dumps(numbers, indent=2) if args.json else _report(runs, stats, limit))
@@ -94,7 +94,7 @@ def _write(path: str, text: str) -> None:
         raise ConfigError(f"--html {path}: cannot be written: {error.strerror}") from None
 
 
-def _run_penstock(job: BenchJob, args: argparse.Namespace, limit: int) -> tuple[Run, Stats, dict[str, Any]]:
+def _run_penstock(job: BenchJob, args: argparse.Namespace, limit: int) -> tuple[BenchResult, Stats, dict[str, Any]]:
     reads = ReadMap()
     loaders: list[penstock.Loader] = []
 
@@ -110,7 +110,7 @@ def _run_penstock(job: BenchJob, args: argparse.Namespace, limit: int) -> tuple[
 
     try:
         with counters.watched(reads.note) if args.html else nullcontext():
-            ours = _timed(make, job, args, limit)
+            ours = _time_loader(make, job, args, limit)
         stats, quality = loaders[0].stats(), loaders[0].plan.shuffle_quality
     finally:
         for each in loaders:
@@ -119,13 +119,15 @@ def _run_penstock(job: BenchJob, args: argparse.Namespace, limit: int) -> tuple[
     return ours, stats, {"reads": reads.as_json(), "mixing": mixed}
 
 
-def _run_other(name: str, job: BenchJob, args: argparse.Namespace, limit: int) -> Run:
+def _run_other(name: str, job: BenchJob, args: argparse.Namespace, limit: int) -> BenchResult:
     import torch  # noqa: F401  # before memory is counted: libraries do not count for any loader
 
-    return _timed(lambda: CONTENDERS[name](job), job, args, limit)
+    return _time_loader(lambda: CONTENDERS[name](job), job, args, limit)
 
 
-def _timed(make: Callable[[], tuple[str, Iterable[Any]]], job: BenchJob, args: argparse.Namespace, limit: int) -> Run:
+def _time_loader(
+    make: Callable[[], tuple[str, Iterable[Any]]], job: BenchJob, args: argparse.Namespace, limit: int
+) -> BenchResult:
     """Make a loader and run one epoch, or as much of it as fits into the time limit."""
 
     def step(batch: Any) -> int:
@@ -138,10 +140,10 @@ def _timed(make: Callable[[], tuple[str, Iterable[Any]]], job: BenchJob, args: a
         with Progress(name, len(job.ds), "samples", partial(memory_note, watch, limit)) as progress:
             epoch = run_epoch(loader, step, args.seconds, progress)
     assert watch.timeline is not None
-    return Run(**asdict(epoch), name=name, peak_bytes=watch.peak_bytes, memory=watch.timeline)
+    return BenchResult(**asdict(epoch), name=name, peak_bytes=watch.peak_bytes, memory=watch.timeline)
 
 
-def _numbers(runs: list[Run], stats: Stats, limit: int) -> dict[str, Any]:
+def _collect_numbers(runs: list[BenchResult], stats: Stats, limit: int) -> dict[str, Any]:
     return {
         "budget_bytes": limit,
         "planned_bytes": stats.planned_bytes,
@@ -150,7 +152,7 @@ def _numbers(runs: list[Run], stats: Stats, limit: int) -> dict[str, Any]:
         "threads": stats.threads,
         "stages": _stages(stats),
         "samples_per_s_if_never_waiting": stats.samples_per_s_at_most,
-        "samples_per_s_of_reading_alone": _reading_alone(stats),
+        "samples_per_s_of_reading_alone": _rate_of_reading(stats),
         "runs": [{**asdict(each), "samples_per_s": each.samples_per_s} for each in runs],
     }
 
@@ -160,12 +162,12 @@ def _stages(stats: Stats) -> dict[str, float]:
     return {"files": stats.file_seconds, "decoding": stats.decoding_seconds, "own functions": stats.function_seconds}
 
 
-def _reading_alone(stats: Stats) -> float:
+def _rate_of_reading(stats: Stats) -> float:
     """The rate at which the threads read while they were busy."""
     return stats.samples * stats.threads / max(1e-9, stats.readers_busy)
 
 
-def _report(runs: list[Run], stats: Stats, limit: int) -> str:
+def _report(runs: list[BenchResult], stats: Stats, limit: int) -> str:
     wide = max(len(each.name) for each in runs)
     lines = [f"{'':<{wide}}  samples/s   peak memory  waited"]
     for each in runs:
@@ -179,7 +181,7 @@ def _report(runs: list[Run], stats: Stats, limit: int) -> str:
         f"penstock: {format_size(stats.planned_bytes)} planned, of a budget of {format_size(limit)}",
         f"read: {format_size(stats.bytes_read)} by {format_count(stats.threads, 'thread')} ({stages})",
         f"at most: {stats.samples_per_s_at_most:,.0f} samples/s if training never waited for data",
-        f"         {_reading_alone(stats):,.0f} samples/s if reading never waited for training",
+        f"         {_rate_of_reading(stats):,.0f} samples/s if reading never waited for training",
         f"Bottleneck: {stats.bottleneck}.",
     ]
     return "\n".join(lines)

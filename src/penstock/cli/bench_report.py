@@ -93,17 +93,17 @@ def page(numbers: Mapping[str, Any]) -> str:
 <title>penstock bench</title><style>{STYLE}</style></head><body>
 <h1>penstock bench</h1>
 <p><strong>Bottleneck:</strong> {escape(numbers["bottleneck"])}.</p>
-<div class="scroll">{_table(runs)}</div>
+<div class="scroll">{_draw_table(runs)}</div>
 <h2>Rate</h2>
-{_bars(runs)}
+{_draw_rates(runs)}
 <h2>Memory over time</h2>
-{_memory(runs, numbers["budget_bytes"])}
+{_draw_memory(runs, numbers["budget_bytes"])}
 <h2>Reads over time</h2>
-{_reads(numbers["reads"], runs[0]["seconds"])}
+{_draw_reads(numbers["reads"], runs[0]["seconds"])}
 <h2>Shuffle</h2>
-{_mixing(numbers["mixing"])}
+{_draw_mixing(numbers["mixing"])}
 <h2>Time of the reading threads</h2>
-{_stages(numbers["stages"])}
+{_draw_stages(numbers["stages"])}
 <p>{format_size(numbers["planned_bytes"])} planned of a budget of {format_size(numbers["budget_bytes"])};
 {format_size(numbers["bytes_read"])} read by {format_count(numbers["threads"], "thread")}. At most
 {numbers["samples_per_s_if_never_waiting"]:,.0f} samples/s if training never waited for data, and
@@ -112,7 +112,7 @@ def page(numbers: Mapping[str, Any]) -> str:
 """
 
 
-def _table(runs: Sequence[Mapping[str, Any]]) -> str:
+def _draw_table(runs: Sequence[Mapping[str, Any]]) -> str:
     rows = "".join(
         f"<tr><td>{escape(run['name'])}</td><td>{run['samples_per_s']:,.0f}</td><td>{format_size(run['peak_bytes'])}</td>"
         f"<td>{run['waited'] / max(1e-9, run['seconds']):.0%}</td></tr>"
@@ -121,15 +121,15 @@ def _table(runs: Sequence[Mapping[str, Any]]) -> str:
     return f"<table><tr><th>loader</th><th>samples/s</th><th>peak memory</th><th>waited</th></tr>{rows}</table>"
 
 
-def _bars(runs: Sequence[Mapping[str, Any]]) -> str:
-    return _horizontal([(run["name"], run["samples_per_s"], f"{run['samples_per_s']:,.0f} samples/s") for run in runs])
+def _draw_rates(runs: Sequence[Mapping[str, Any]]) -> str:
+    return _draw_bars([(run["name"], run["samples_per_s"], f"{run['samples_per_s']:,.0f} samples/s") for run in runs])
 
 
-def _stages(stages: Mapping[str, float]) -> str:
-    return _horizontal([(what, seconds, f"{seconds:.2f} s") for what, seconds in stages.items()])
+def _draw_stages(stages: Mapping[str, float]) -> str:
+    return _draw_bars([(what, seconds, f"{seconds:.2f} s") for what, seconds in stages.items()])
 
 
-def _horizontal(rows: Sequence[tuple[str, float, str]]) -> str:
+def _draw_bars(rows: Sequence[tuple[str, float, str]]) -> str:
     """One bar per row, with its name and value above it."""
     most, step = max(value for _, value, _ in rows) or 1, 52
     drawn = "".join(
@@ -141,7 +141,7 @@ def _horizontal(rows: Sequence[tuple[str, float, str]]) -> str:
     return f'<svg viewBox="0 0 {WIDE} {len(rows) * step}" role="img">{drawn}</svg>'
 
 
-def _memory(runs: Sequence[Mapping[str, Any]], budget_bytes: int) -> str:
+def _draw_memory(runs: Sequence[Mapping[str, Any]], budget_bytes: int) -> str:
     peak = max(run["peak_bytes"] for run in runs)
     # A budget far above all curves would flatten them: then it is written below the chart instead.
     shown = budget_bytes <= 4 * peak
@@ -154,7 +154,7 @@ def _memory(runs: Sequence[Mapping[str, Any]], budget_bytes: int) -> str:
             HIGH - BOTTOM - (HIGH - TOP - BOTTOM) * bytes_ / top,
         )
 
-    parts = [_axis(place, end, top)]
+    parts = [_draw_axis(place, end, top)]
     if shown:
         _, y = place(0, budget_bytes)
         parts.append(
@@ -173,7 +173,7 @@ def _memory(runs: Sequence[Mapping[str, Any]], budget_bytes: int) -> str:
     return f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img">{"".join(parts)}</svg><p>{legend}{note}</p>'
 
 
-def _reads(read_map: Mapping[str, Any], seconds: float) -> str:
+def _draw_reads(read_map: Mapping[str, Any], seconds: float) -> str:
     """One band per file, its first byte at the top; one mark per read."""
     files, end = read_map["files"], max(seconds, 1e-9)
     if not files:
@@ -201,13 +201,13 @@ def _reads(read_map: Mapping[str, Any], seconds: float) -> str:
     return (
         f'<svg viewBox="0 0 {WIDE} {high:.0f}" role="img" aria-label="read map">{lines}{names}'
         f'<path class="reads" d="{marks}" stroke="var(--c0)" stroke-width="2" fill="none"/>'
-        f"{_times(high - BOTTOM, end)}</svg>"
+        f"{_draw_times(high - BOTTOM, end)}</svg>"
         f"<p>Time runs from left to right. Each band is one file, from its first byte (top) to its last. One mark for "
         f"{some}; {which}.</p>"
     )
 
 
-def _mixing(mixed: Mapping[str, Any]) -> str:
+def _draw_mixing(mixed: Mapping[str, Any]) -> str:
     """Where each sample comes from: a cloud if well shuffled, a line if not shuffled at all."""
     side = HIGH - TOP - BOTTOM
     marks = "".join(
@@ -230,7 +230,7 @@ def _mixing(mixed: Mapping[str, Any]) -> str:
     )
 
 
-def _times(y: float, end: float) -> str:
+def _draw_times(y: float, end: float) -> str:
     """Seconds below a chart."""
     return "".join(
         f'<text x="{LEFT + (WIDE - LEFT - RIGHT) * at / end:.1f}" y="{y + 22:.1f}" text-anchor="middle">{at:g} s</text>'
@@ -238,7 +238,7 @@ def _times(y: float, end: float) -> str:
     )
 
 
-def _axis(place: Any, end: float, top: float) -> str:
+def _draw_axis(place: Any, end: float, top: float) -> str:
     """Horizontal lines with their sizes, and seconds below."""
     lines = []
     unit, name = next((size, name) for size, name in UNITS if top >= size or size == 1)
@@ -246,7 +246,7 @@ def _axis(place: Any, end: float, top: float) -> str:
         x, y = place(0, at * unit)
         lines.append(f'<line x1="{x}" x2="{WIDE - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
         lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{at:g} {name}</text>')
-    return "".join(lines) + _times(HIGH - BOTTOM, end)
+    return "".join(lines) + _draw_times(HIGH - BOTTOM, end)
 
 
 def ticks(end: float) -> list[float]:

@@ -108,10 +108,10 @@ def _compare(folder: str, args: argparse.Namespace, limit_bytes: int) -> int:
         f"As released, one time job per chunk: {format_size(sizes['release'])}. As tar shards: "
         f"{format_size(sizes['shards'])}.\n"
     )
-    ours, bottleneck, promises = _release(nsd, job)
-    results = [ours, *(_by_hand(nsd, job, workers) for workers in (0, args.workers))]
-    shards, each_once = _shards(folder, job)
-    results += [shards, *_webdataset(folder, job)]
+    ours, bottleneck, promises = _train_on_release(nsd, job)
+    results = [ours, *(_train_by_hand(nsd, job, workers) for workers in (0, args.workers))]
+    shards, each_once = _train_on_shards(folder, job)
+    results += [shards, *_train_with_webdataset(folder, job)]
     promises.append(each_once)
     drawn = draw(results, limit_bytes, args.out)
     if args.json:
@@ -250,7 +250,7 @@ class DemoJob:
         return Result(source, name, timed.samples_per_s, watch.peak_bytes, pictures[: warm.samples])
 
 
-def _release(nsd: NSD, job: DemoJob) -> tuple[Result, str, list[Promise]]:
+def _train_on_release(nsd: NSD, job: DemoJob) -> tuple[Result, str, list[Promise]]:
     watch = job.watch()
     ds = nsd.dataset(roi="nsdgeneral")
 
@@ -264,12 +264,12 @@ def _release(nsd: NSD, job: DemoJob) -> tuple[Result, str, list[Promise]]:
         bottleneck = loader.stats().bottleneck
         expected = ds.trials["stim_id"].tolist()
         once = f"each of {len(expected):,} trials came exactly once in an epoch of the release"
-        promises = [Promise(sorted(result.pictures) == sorted(expected), once), _resumes(loader, make)]
+        promises = [Promise(sorted(result.pictures) == sorted(expected), once), _check_resume(loader, make)]
     ds.close()
     return result, bottleneck, promises
 
 
-def _resumes(loader: ps.Loader, make: Callable[[], ps.Loader]) -> Promise:
+def _check_resume(loader: ps.Loader, make: Callable[[], ps.Loader]) -> Promise:
     """Save the state after a third of an epoch: does another loader deliver exactly the rest?"""
     batches = iter(loader)
     begin = len(loader) // 3
@@ -287,7 +287,7 @@ def _resumes(loader: ps.Loader, make: Callable[[], ps.Loader]) -> Promise:
     )
 
 
-def _by_hand(nsd: NSD, job: DemoJob, workers: int) -> Result:
+def _train_by_hand(nsd: NSD, job: DemoJob, workers: int) -> Result:
     voxels = nsd.voxels("nsdgeneral")
     assert voxels is not None
     watch = job.watch()
@@ -300,7 +300,7 @@ def _by_hand(nsd: NSD, job: DemoJob, workers: int) -> Result:
     return result
 
 
-def _shards(folder: str, job: DemoJob) -> tuple[Result, Promise]:
+def _train_on_shards(folder: str, job: DemoJob) -> tuple[Result, Promise]:
     watch = job.watch()
     train, val, pictures, _ = get_dataloaders(
         job.batch_size, root=folder, backend="tar", to_tuple=SHARD_COLUMNS, memory=job.limit_bytes
@@ -312,7 +312,7 @@ def _shards(folder: str, job: DemoJob) -> tuple[Result, Promise]:
     return result, Promise(once, f"each of {pictures:,} pictures came exactly once in an epoch of the shards")
 
 
-def _webdataset(folder: str, job: DemoJob) -> Iterator[Result]:
+def _train_with_webdataset(folder: str, job: DemoJob) -> Iterator[Result]:
     found = Shards.find(folder, 1)
     if importlib.util.find_spec("webdataset") is None or found is None:
         return

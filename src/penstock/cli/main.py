@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     name = " ".join(["penstock", *[word for word in given[:1] if word in COMMANDS]])
     try:
-        args = _parsed(given)
+        args = _parse(given)
         with warnings.catch_warnings():
             warnings.showwarning = partial(_show_warning, name)
             code = int(_import_command(args.command).run(args))
@@ -87,14 +87,14 @@ def _show_warning(name: str, message: Warning | str, *_: object, **__: object) -
     print(f"{name}: {message}", file=sys.stderr)
 
 
-def _parsed(given: Sequence[str]) -> argparse.Namespace:
+def _parse(given: Sequence[str]) -> argparse.Namespace:
     try:
-        return _parser(given).parse_args(given)
+        return _make_parser(given).parse_args(given)
     finally:
         sys.stdout.flush()  # --help may be piped too
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+def _make_parser(given: Sequence[str]) -> argparse.ArgumentParser:
     """The parser, with the arguments of the one command that is named in ``given``."""
     parser = Parser(
         prog="penstock",

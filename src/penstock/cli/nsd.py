@@ -47,7 +47,7 @@ def _subject_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--betas", default="b3", help="the version of betas: b1, b2, b3 or its name (%(default)s)")
 
 
-def _subject(args: argparse.Namespace) -> NSD:
+def _open_subject(args: argparse.Namespace) -> NSD:
     return NSD(args.root, args.subject, args.space, args.betas, prepared=getattr(args, "folder", None))
 
 
@@ -57,7 +57,7 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(args: argparse.Namespace) -> int:
-    facts = _facts(_subject(args), args.root)
+    facts = _collect_facts(_open_subject(args), args.root)
     if args.json:
         print(json.dumps(facts, indent=2))
         return 0
@@ -74,7 +74,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(nsd: NSD, root: str) -> dict[str, Any]:
+def _collect_facts(nsd: NSD, root: str) -> dict[str, Any]:
     return {
         "subject": nsd.subject,
         "subjects": list(subjects(root)),
@@ -112,7 +112,7 @@ def _prepare(args: argparse.Namespace) -> int:
         bars[0].advance_to(-(-bytes_ // MiB))
 
     with ExitStack() as stack:
-        folder = _subject(args).prepare(
+        folder = _open_subject(args).prepare(
             None if args.whole_brain else args.roi, min_ncsnr=args.min_ncsnr, sessions=args.sessions,
             memory=args.memory, progress=progress,
         )  # fmt: skip

@@ -25,12 +25,12 @@ class Combination(StoreBase):
         raise NotImplementedError
 
     def read(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share = WHOLE) -> None:
-        for store, inner, places, targets in _calls(self, rows, at, out):
+        for store, inner, places, targets in _resolve_calls(self, rows, at, out):
             store.read(inner, places, targets, share)
 
     def filled(self, field: str, rows: np.ndarray, share: Share) -> Iterator[tuple[np.ndarray, Filled]]:
         places = np.arange(len(rows))
-        for store, inner, at, out in _calls(self, rows, places, {field: places}):
+        for store, inner, at, out in _resolve_calls(self, rows, places, {field: places}):
             for which, flags in store.filled(next(iter(out)), inner, share):
                 yield at[which], flags
 
@@ -44,14 +44,14 @@ class Combination(StoreBase):
         return frozenset(self.fields) - blocked
 
 
-def _calls(store: StoreBase, rows: np.ndarray, at: np.ndarray, out: Out) -> Iterator[ReadCall]:
+def _resolve_calls(store: StoreBase, rows: np.ndarray, at: np.ndarray, out: Out) -> Iterator[ReadCall]:
     """A read as reads of stores that are not combinations."""
     if not isinstance(store, Combination):
         yield store, rows, at, out
         return
     check_rows(rows, store)
     for branch, inner, places, targets in store.route(rows, at, out):
-        yield from _calls(branch, inner, places, targets)
+        yield from _resolve_calls(branch, inner, places, targets)
 
 
 class Columns(Combination, Wrapper):
@@ -133,7 +133,7 @@ class Subset(Combination, Wrapper):
         return self.store.origin(int(self.inner(np.array([row]))[0]))
 
     def find(self, key: str) -> int | None:
-        return _position(self.store.find(key), self.rows)
+        return _find_position(self.store.find(key), self.rows)
 
 
 class Concat(Combination):
@@ -304,11 +304,11 @@ class Joined(Combination):
         )
 
     def find(self, key: str) -> int | None:
-        found = (_position(part.store.find(key), part.rows) for part in self.parts.values())
+        found = (_find_position(part.store.find(key), part.rows) for part in self.parts.values())
         return next((row for row in found if row is not None), None)
 
 
-def _position(row: int | None, rows: range | np.ndarray | None) -> int | None:
+def _find_position(row: int | None, rows: range | np.ndarray | None) -> int | None:
     """Where a row of the store below first occurs among ``rows``, which are all rows if None."""
     if row is None or rows is None:
         return row

@@ -61,7 +61,7 @@ class Dataset:
         self.fields_left_out = dict(fields_left_out or {})
         """Fields of the files that cannot be delivered, and why; empty if fields were chosen by name."""
         self._delivered = permute_fields(self.store, self.casts, self.contiguous_axes)
-        views = {name: axes.order for name, axes in self.axes.items() if not axes.contiguous}
+        views = {name: axes.order for name, axes in self.axes.items() if not axes.is_contiguous}
         if views:
             self._delivered = Permuted(self._delivered, views)
 
@@ -73,7 +73,7 @@ class Dataset:
     @property
     def contiguous_axes(self) -> dict[str, tuple[int, ...]]:
         """Orders of axes that batches are laid out in, by field."""
-        return {name: axes.order for name, axes in self.axes.items() if axes.contiguous}
+        return {name: axes.order for name, axes in self.axes.items() if axes.is_contiguous}
 
     @property
     def fields(self) -> Fields:
@@ -99,7 +99,7 @@ class Dataset:
     @property
     def classes(self) -> tuple[str, ...]:
         """The meaning of labels, if folders are classes: label 2 is ``classes[2]``."""
-        return _classes(self.store)
+        return _find_classes(self.store)
 
     def __getitem__(self, index: Index | str) -> Sample:
         if isinstance(index, str):
@@ -194,7 +194,7 @@ class Dataset:
         if not spec.shape:
             raise ConfigError(f"pad({field!r}, …): its rows are single numbers ({spec}), which have no length")
         to = checks.whole(f"pad({field!r}, …): to", to, least=spec.shape[0])
-        wanted, stored = _as(value, spec.dtype), _as(value, self.store.fields[field].dtype)
+        wanted, stored = _as_dtype(value, spec.dtype), _as_dtype(value, self.store.fields[field].dtype)
         if wanted is None:
             raise ConfigError(f"pad({field!r}, value={value!r}): {spec.dtype} has no such value")
         if stored is not None and field in self.casts:
@@ -360,7 +360,7 @@ class Dataset:
         return spec
 
 
-def _as(value: float, dtype: np.dtype) -> np.ndarray | None:
+def _as_dtype(value: float, dtype: np.dtype) -> np.ndarray | None:
     """One value in this dtype; None if the dtype has no such value. Floats may be rounded."""
     try:
         with np.errstate(all="ignore"):
@@ -378,5 +378,5 @@ def check_on_error(on_error: Any) -> OnError:
     return found
 
 
-def _classes(store: StoreBase) -> tuple[str, ...]:
-    return store.classes or next(filter(None, map(_classes, store.children)), ())
+def _find_classes(store: StoreBase) -> tuple[str, ...]:
+    return store.classes or next(filter(None, map(_find_classes, store.children)), ())

@@ -44,7 +44,7 @@ class Inspection:
             lines += [
                 f"{path.field}: {path.spec}, {format_size(raw)} in all{ratio}",
                 f"  stored     {path.layout}",
-                f"  read       {path.how}{', over the network' if path.far else ''}",
+                f"  read       {path.how}{', over the network' if path.is_far else ''}",
             ]
             if path.checked_by not in ("", IN_MEMORY):
                 lines.append(f"  checked    by {path.checked_by}")
@@ -83,7 +83,7 @@ def _as_json(path: ReadPath) -> dict[str, Any]:
     return {
         "dtype": spec.holds if spec.is_list else str(spec.dtype), "shape": list(spec.shape),
         "sample_bytes": spec.row_bytes, "delivered_bytes": path.rows * spec.row_bytes,
-        "stored_bytes": path.stored_bytes, "layout": path.layout, "read": path.how, "network": path.far,
+        "stored_bytes": path.stored_bytes, "layout": path.layout, "read": path.how, "network": path.is_far,
         "checked_by": "" if path.checked_by == IN_MEMORY else path.checked_by, "block_rows": path.block_rows,
         "amplification": path.amplification, "missing_chunks": path.missing_chunks, "remedy": path.remedy,
     }  # fmt: skip
@@ -99,7 +99,7 @@ def read_paths(store: StoreBase) -> list[ReadPath]:
         for new, old in names.items():
             if old in below:
                 found.setdefault(new, []).append(replace(below[old], field=new))
-    paths = [replace(_together(parts), rows=len(store)) for parts in found.values()]
+    paths = [replace(_merge_paths(parts), rows=len(store)) for parts in found.values()]
     return list(map(store.describe_path, paths)) if isinstance(store, Wrapper) else paths
 
 
@@ -117,7 +117,7 @@ def epoch_bytes(store: StoreBase) -> dict[str, int]:
     return {name: bytes_ * len(store) // max(1, rows[name]) for name, bytes_ in found.items()}
 
 
-def _together(paths: Iterable[ReadPath]) -> ReadPath:
+def _merge_paths(paths: Iterable[ReadPath]) -> ReadPath:
     """One field over several files."""
     first, *others = paths
     several = any((other.layout, other.how) != (first.layout, first.how) for other in others)
@@ -128,7 +128,7 @@ def _together(paths: Iterable[ReadPath]) -> ReadPath:
         block_rows=max(first.block_rows, *(other.block_rows for other in others)) if others else first.block_rows,
         stored_bytes=first.stored_bytes + sum(other.stored_bytes for other in others),
         missing_chunks=first.missing_chunks + sum(other.missing_chunks for other in others),
-        far=first.far or any(other.far for other in others),
+        is_far=first.is_far or any(other.is_far for other in others),
         mapped_files=first.mapped_files + sum(other.mapped_files for other in others),
         checked_by=first.checked_by if all(other.checked_by for other in others) else "",
     )

@@ -11,7 +11,7 @@ from penstock.base.urls import base_name
 from penstock.dataset.store import Filled, Out, StoreBase, check_rows, digest
 from penstock.files.files import Files
 from penstock.read.chunk_blocks import BlockReader
-from penstock.read.chunk_files import spread
+from penstock.read.chunk_files import table_of_files
 from penstock.read.chunk_groups import SmallChunks
 from penstock.read.chunks import chunk_reader
 from penstock.read.codecs import checked_by
@@ -225,12 +225,12 @@ def _whole_path(reader: _Reader, path: ReadPath) -> ReadPath:
     """Add what all layouts have in common: where the file is, and how its bytes are checked."""
     files = reader.files
     checked_by = path.checked_by if files.manifest is None else MANIFEST
-    return replace(path, far=files.is_far(reader.array.file), checked_by=checked_by)
+    return replace(path, is_far=files.is_far(reader.array.file), checked_by=checked_by)
 
 
 def _checksum(array: Chunks) -> str:
     """The checksum that shows a damaged chunk, if every chunk has one."""
-    if array.table.checked_by or array.table.some_skipped:
+    if array.table.checked_by or array.table.has_skipped:
         return array.table.checked_by
     return checked_by(name for name, _ in array.codecs)
 
@@ -269,7 +269,7 @@ def _chunk_path(name: str, reader: BlockReader, rows: int) -> ReadPath:
     share = "" if array.chunk == array.shape else f", {array.chunk} of each" if several else f", {array.chunk} of it"
     codecs = ", ".join(codec for codec, _ in array.codecs)
     layout = f"chunks of {f'{array.rows_per_chunk} rows' if several else 'a row'}{share}{'; ' * bool(codecs)}{codecs}"
-    if (table := spread(array)) is not None:
+    if (table := table_of_files(array)) is not None:
         layout += f"; {table.text}"
         layout += "" if array.fill is None else f", absent ones are {np.frombuffer(array.fill, array.stored)[0]}"
     how = "read and decoded outside the library's lock"

@@ -150,7 +150,7 @@ class Gathered(Wrapper):
         wanted = self.rows[rows]
         places = at[:, None] * self.width + np.arange(self.width)
         there = wanted != NO_ROW
-        flat = {name: _merged(target) for name, target in out.items()}
+        flat = {name: _merge_axes(target) for name, target in out.items()}
         self.store.read(wanted[there], places[there], flat, share)
         for sample in np.flatnonzero(~there.all(axis=1)).tolist():
             for target in out.values():
@@ -162,7 +162,7 @@ class Gathered(Wrapper):
             return
         with borrow(sample[0].nbytes) as scratch:
             mean = scratch.view(sample.dtype).reshape(sample.shape[1:])
-            _mean(sample, there, mean)
+            _average_rows(sample, there, mean)
             for place in np.flatnonzero(~there).tolist():
                 sample[place] = mean
 
@@ -170,9 +170,9 @@ class Gathered(Wrapper):
         spec, there = self.store.fields[name], wanted != NO_ROW
         with borrow(wanted.size * spec.row_bytes) as scratch:
             stacked = scratch.view(spec.dtype).reshape(*wanted.shape, *spec.shape)
-            self.store.read_into(wanted[there], np.flatnonzero(there), {name: _merged(stacked)})
+            self.store.read_into(wanted[there], np.flatnonzero(there), {name: _merge_axes(stacked)})
             for sample, which, place in zip(stacked, there, at.tolist(), strict=True):
-                _mean(sample, which, target[place : place + 1].reshape(spec.shape))
+                _average_rows(sample, which, target[place : place + 1].reshape(spec.shape))
 
     def origin(self, row: int) -> Origin:
         check_rows(np.array([row]), self)
@@ -181,13 +181,13 @@ class Gathered(Wrapper):
         return Origin("; ".join(urls), f"{row}: " + "; ".join(place.key for place in places))
 
 
-def _merged(target: np.ndarray) -> np.ndarray:
+def _merge_axes(target: np.ndarray) -> np.ndarray:
     """(samples, width, …) as (samples x width, …), in the same memory."""
     assert target.flags.c_contiguous, "a batch lies in one piece"
     return target.reshape(target.shape[0] * target.shape[1], *target.shape[2:])
 
 
-def _mean(sample: np.ndarray, there: np.ndarray, goal: np.ndarray) -> None:
+def _average_rows(sample: np.ndarray, there: np.ndarray, goal: np.ndarray) -> None:
     """The mean of the rows that are there, added up row by row, without a temporary array."""
     first, *others = np.flatnonzero(there).tolist()
     np.copyto(goal, sample[first])

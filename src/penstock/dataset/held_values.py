@@ -44,7 +44,10 @@ class HeldValues(StoreBase):
 
     def __init__(self, file: FileId, columns: Mapping[str, tuple[ObjectDecoder, TextColumn]]) -> None:
         self.file, self.columns = file, dict(columns)
-        self.fields = {name: _spec(decoder, column) for name, (decoder, column) in self.columns.items()}
+        self.fields = {
+            name: FieldSpec(np.dtype(object), (), decoder.name, decoder.most_bytes(column.longest))
+            for name, (decoder, column) in self.columns.items()
+        }
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))[1])
@@ -72,12 +75,8 @@ class HeldValues(StoreBase):
                 target[place] = decoder.decode(column.raw(row))
 
     def read_paths(self) -> Sequence[ReadPath]:
-        how, by = "held in memory: values have no fixed size", MANIFEST if self.file.compared else ""
+        how, by = "held in memory: values have no fixed size", MANIFEST if self.file.is_compared else ""
         return [ReadPath(name, spec, len(self), "values", how, checked_by=by) for name, spec in self.fields.items()]
 
     def origin(self, row: int) -> Origin:
         return Origin(self.file.path, f"{next(iter(self.columns))}[{row}]")
-
-
-def _spec(decoder: ObjectDecoder, column: TextColumn) -> FieldSpec:
-    return FieldSpec(np.dtype(object), (), decoder.name, decoder.most_bytes(column.longest))

@@ -167,7 +167,7 @@ class Mapped(Wrapper):
             fields[name] = passed_on.get(id(values)) or FieldSpec(values.dtype, values.shape[1:])
         del made, inputs
         most = max(self._allocated_again(first, rows, allocated), rows * row_bytes(fields))
-        return fields, _rounded_up(int(self.ALLOCATOR_SLACK * most / max(1, rows)))
+        return fields, _round_up(int(self.ALLOCATOR_SLACK * most / max(1, rows)))
 
     def _allocated_again(self, first: dict[str, np.ndarray], rows: int, before: int) -> int:
         """What a second call allocates: the first may import libraries or fill caches, independently of rows."""
@@ -238,10 +238,10 @@ class MappedEach(Mapped):
                     f"{', '.join(map(repr, made[0]))} for another: return the same names for every sample"
                 )
             made.append(one)
-        return {name: _stacked([one[name] for one in made], inputs.get(name)) for name in (made[0] if made else ())}
+        return {name: _stack([one[name] for one in made], inputs.get(name)) for name in (made[0] if made else ())}
 
 
-def _stacked(values: Sequence[Any], given: np.ndarray | None) -> np.ndarray:
+def _stack(values: Sequence[Any], given: np.ndarray | None) -> np.ndarray:
     """Values of single rows as one array; Python objects that were passed on as they came."""
     if given is not None and given.dtype.hasobject and all(map(operator.is_, values, given)):
         return given
@@ -252,7 +252,7 @@ def _stacked(values: Sequence[Any], given: np.ndarray | None) -> np.ndarray:
     return np.stack(arrays)
 
 
-def _rounded_up(bytes_: int) -> int:
+def _round_up(bytes_: int) -> int:
     """Up to four significant bits: two trials differ by a few bytes, but a plan should not."""
     step = 1 << max(0, bytes_.bit_length() - 4)
     return -(-bytes_ // step) * step

@@ -11,7 +11,7 @@ from penstock.base.spec import IN_MEMORY, MANIFEST, Fields, FieldSpec, Origin, R
 from penstock.base.urls import base_name
 from penstock.dataset.store import Out, StoreBase, check_rows, digest
 from penstock.errors import ConfigError, LimitExceeded, SchemaMismatch
-from penstock.read.coalesce import consecutive
+from penstock.read.coalesce import are_consecutive
 
 # Larger arrays are refused if they can only be decoded whole: they are data, not a table of labels.
 MOST_BYTES = 256 * MiB
@@ -51,7 +51,7 @@ class MemoryStore(StoreBase):
     def read_into(self, rows: np.ndarray, at: np.ndarray, out: Out) -> None:
         check_rows(rows, self)
         for name, target in out.items():
-            if len(rows) and consecutive(at) and target.flags.c_contiguous:
+            if len(rows) and are_consecutive(at) and target.flags.c_contiguous:
                 goal = target[int(at[0]) : int(at[0]) + len(at)]
                 np.take(self.arrays[name], rows, axis=0, out=goal, mode="clip")
             else:
@@ -99,7 +99,7 @@ class HeldStore(MemoryStore):
 
     def read_paths(self) -> Sequence[ReadPath]:
         how = f"held in memory: {self.why}"
-        by = MANIFEST if self.file.compared else self.checked_by
+        by = MANIFEST if self.file.is_compared else self.checked_by
         return [ReadPath(name, spec, len(self), "an array", how, checked_by=by) for name, spec in self.fields.items()]
 
     def origin(self, row: int) -> Origin:

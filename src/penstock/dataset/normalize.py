@@ -43,15 +43,17 @@ class Normalized(SecondPass):
         self.field, self.dtype = field, np.dtype(dtype)
         self._shape = shape = store.fields[field].shape
         for name, table in (("mean", mean), ("spread", spread)):
-            if not _stretches(np.shape(table)[1:], shape):
+            if not _can_stretch(np.shape(table)[1:], shape):
                 raise SchemaMismatch(
                     f"normalize {field!r}: {name} has shape {np.shape(table)}, expected (groups, *{shape}), or shapes "
                     f"that numpy stretches to {shape}: (groups, {shape[-1] if shape else 1})"
                 )
         self.is_full = np.shape(mean)[1:] == shape == np.shape(spread)[1:]
         """Whether the tables have a number for each element."""
-        factor = _inverse(np.asarray(spread, np.float32))
-        self.mean, self.factor = (_table(each, shape, self.is_full) for each in (np.asarray(mean, np.float32), factor))
+        factor = _invert(np.asarray(spread, np.float32))
+        self.mean, self.factor = (
+            _make_table(each, shape, self.is_full) for each in (np.asarray(mean, np.float32), factor)
+        )
         """(groups, elements) if they are full, else (groups, *what numpy stretches to a row)."""
         self.group_of_row = np.asarray(group_of_row, np.int32)
         if len(self.group_of_row) != len(store):
@@ -85,7 +87,9 @@ class Normalized(SecondPass):
     def fingerprint(self) -> str:
         tables = (self.mean, self.factor, self.group_of_row)
         axes = () if self.axes is None else (self.axes,)
-        return digest("normalized", self.store.fingerprint, self.field, str(self.dtype), *map(_digest, tables), *axes)
+        return digest(
+            "normalized", self.store.fingerprint, self.field, str(self.dtype), *map(_digest_table, tables), *axes
+        )
 
     @property
     def table_bytes(self) -> int:
@@ -127,7 +131,7 @@ class Normalized(SecondPass):
         return flags if self.axes is None else flags.transpose(self.axes)
 
 
-def _stretches(table: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def _can_stretch(table: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether numpy stretches an array of the one shape to the other."""
     try:
         return np.broadcast_shapes(table, shape) == shape
@@ -135,7 +139,7 @@ def _stretches(table: tuple[int, ...], shape: tuple[int, ...]) -> bool:
         return False
 
 
-def _table(values: np.ndarray, shape: tuple[int, ...], is_full: bool) -> np.ndarray:
+def _make_table(values: np.ndarray, shape: tuple[int, ...], is_full: bool) -> np.ndarray:
     """A table as it is kept; small ones with as many axes as a row, and runs of numbers along the last ones."""
     groups = len(values)
     if is_full:
@@ -150,11 +154,11 @@ def _table(values: np.ndarray, shape: tuple[int, ...], is_full: bool) -> np.ndar
     return np.ascontiguousarray(np.broadcast_to(small, kept))
 
 
-def _inverse(spread: np.ndarray) -> np.ndarray:
+def _invert(spread: np.ndarray) -> np.ndarray:
     inverse = np.zeros_like(spread)
     np.divide(1, spread, out=inverse, where=spread != 0)
     return inverse
 
 
-def _digest(table: np.ndarray) -> str:
+def _digest_table(table: np.ndarray) -> str:
     return digest(table.shape, table.tobytes())

@@ -26,7 +26,7 @@ def cast_fields(store: StoreBase, casts: Mapping[str, Cast]) -> StoreBase:
     if not casts:
         return store
     if isinstance(store, Combination):
-        return store.rebuild([cast_fields(child, _below(casts, names)) for child, names in store.branches()])
+        return store.rebuild([cast_fields(child, _translate(casts, names)) for child, names in store.branches()])
     if isinstance(store, Padded):
         fill = store.fill
         if store.field in casts:
@@ -43,7 +43,10 @@ def permute_fields(store: StoreBase, casts: Mapping[str, Cast], axes: Mapping[st
         return cast_fields(store, casts)
     if isinstance(store, Combination):
         return store.rebuild(
-            [permute_fields(child, _below(casts, names), _below(axes, names)) for child, names in store.branches()]
+            [
+                permute_fields(child, _translate(casts, names), _translate(axes, names))
+                for child, names in store.branches()
+            ]
         )
     found = store.with_axes(axes)
     if found is not None:
@@ -121,7 +124,7 @@ def side_by_side(stores: Sequence[StoreBase], names: Sequence[str]) -> StoreBase
     return _choose_joined(Joined({str(number): part for number, part in enumerate(parts)}), names)
 
 
-def _below(changes: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _translate(changes: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {old: changes[new] for new, old in names.items() if new in changes}
 
 
@@ -158,14 +161,14 @@ def defer_normalizing(store: StoreBase, fields: frozenset[str] | None = None) ->
         return _defer_branches(store, fields)
     if isinstance(store, Gathered) and store.only_stacks:
         below, steps = defer_normalizing(store.store, fields)
-        steps = {name: _of_rows(step, store.rows.__getitem__) for name, step in steps.items()}
+        steps = {name: _renumber(step, store.rows.__getitem__) for name, step in steps.items()}
         return (store.rebuild([below]) if steps else store), steps
     if isinstance(store, Padded):
         return _defer_padded(store, fields)
     if isinstance(store, Cropped):
         below, steps = defer_normalizing(store.store, fields)
         if store.field in steps:
-            steps[store.field] = _of_elements(steps[store.field], store.part.flat)
+            steps[store.field] = _select_elements(steps[store.field], store.part.flat)
         return (select_part(below, store.field, store.part) if steps else store), steps
     if isinstance(store, SecondPass):
         below, steps = defer_normalizing(store.store, fields - store.changes.keys())
@@ -206,7 +209,7 @@ def _defer_branches(store: Combination, fields: frozenset[str]) -> tuple[StoreBa
         return store, {}
     if later != fields:  # a field that some branches cannot defer is deferred by none
         found = [defer_normalizing(child, _names_below(later, names)) for child, names in branches]
-    steps = {name: _of_branches(store, name, branches, found) for name in later}
+    steps = {name: _merge_steps(store, name, branches, found) for name in later}
     return store.rebuild([below for below, _ in found]), steps
 
 
@@ -224,7 +227,7 @@ def _all_agree(name: str, branches: Sequence[Branch], found: Sequence[tuple[Stor
     return len(kinds) == 1 and None not in kinds
 
 
-def _of_branches(
+def _merge_steps(
     store: Combination, name: str, branches: Sequence[Branch], found: Sequence[tuple[StoreBase, Rescales]]
 ) -> Rescale:
     """One step for all branches: their tables one after another, each table once."""
@@ -255,12 +258,12 @@ def _of_branches(
     return Rescale(mean, factor, first.dtype, groups)
 
 
-def _of_rows(step: Rescale, inner: RowMap) -> Rescale:
+def _renumber(step: Rescale, inner: RowMap) -> Rescale:
     """The same step for rows that have other numbers below."""
     return replace(step, groups=lambda rows: step.groups(inner(rows)))
 
 
-def _of_elements(step: Rescale, flat: np.ndarray) -> Rescale:
+def _select_elements(step: Rescale, flat: np.ndarray) -> Rescale:
     return replace(step, mean=step.mean[:, flat], factor=step.factor[:, flat])
 
 

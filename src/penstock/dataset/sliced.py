@@ -17,7 +17,7 @@ from penstock.base import counters
 from penstock.base.file_id import FileId
 from penstock.base.scratch import aligned, borrow
 from penstock.base.sizes import MiB
-from penstock.base.spec import MANIFEST, Fields, FieldSpec, Origin, ReadPath
+from penstock.base.spec import MANIFEST, Fields, FieldSpec, Origin, ReadPath, without_axis
 from penstock.base.urls import base_name, is_remote
 from penstock.dataset.second_pass import crop
 from penstock.dataset.store import Out, StoreBase, check_rows, digest
@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        return (*self.shape[: self.row_axis], *self.shape[self.row_axis + 1 :])
+        return without_axis(self.shape, self.row_axis)
 
     @cached_property
     def bounds(self) -> tuple[slice, ...]:
@@ -83,8 +83,7 @@ class Layout:
 
     @property
     def _chunk_of_row(self) -> tuple[int, ...]:
-        chunks = self.chunks or ()
-        return (*chunks[: self.row_axis], *chunks[self.row_axis + 1 :])
+        return without_axis(self.chunks or (), self.row_axis)
 
     @property
     def group(self) -> int:
@@ -211,7 +210,7 @@ class SlicedStore(StoreBase):
         """Read each run of neighbours once and copy it into place; ``rows`` ascend, with repeats."""
         distinct, layout = np.unique(rows), self.layouts[name]
         part = inside(layout)
-        for first, _, count in coalesce.limited(coalesce.neighbours(distinct, distinct), layout.group):
+        for first, _, count in coalesce.limit_runs(coalesce.merge_neighbours(distinct, distinct), layout.group):
             begin, end = np.searchsorted(rows, [first, first + count])
             with borrow(count * layout.read_bytes) as scratch, borrow(len(scratch) if layout.row_axis else 0) as turned:
                 read = scratch.view(layout.spec.dtype).reshape(count, *layout.read_shape)
@@ -238,7 +237,7 @@ class SlicedStore(StoreBase):
 
     def read_paths(self) -> Sequence[ReadPath]:
         found = [each.read_path(name, self._rows) for name, each in self.layouts.items()]
-        return [replace(path, checked_by=MANIFEST) for path in found] if self.file.compared else found
+        return [replace(path, checked_by=MANIFEST) for path in found] if self.file.is_compared else found
 
     def origin(self, row: int) -> Origin:
         return Origin(self.file.path, f"{next(iter(self.fields))}[{row}]")
@@ -252,12 +251,12 @@ def inside(layout: Layout) -> RowPart | None:
     if isinstance(part, Box):
         ranges = tuple(range(0, each[-1] - each[0] + 1, each.step) for each in part.ranges)
         return Box(layout.read_shape, ranges, part.dropped)
-    return part.tables.get("inside its bounds", lambda: _inside(layout, part))
+    return part.tables.get("inside its bounds", lambda: _mask_inside(layout, part))
 
 
-def _inside(layout: Layout, mask: Mask) -> tuple[Mask, int]:
+def _mask_inside(layout: Layout, mask: Mask) -> tuple[Mask, int]:
     flat = np.zeros(len(mask.flat), np.int64)
     along = coordinates(mask.flat, layout.row_shape)
     for at, bound, stride in zip(along, layout.bounds, element_strides(layout.read_shape), strict=True):
         flat += (at - bound.start) * stride
-    return Mask(layout.read_shape, flat, mask.single), flat.nbytes
+    return Mask(layout.read_shape, flat, mask.is_single), flat.nbytes

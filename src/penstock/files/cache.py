@@ -32,7 +32,7 @@ from penstock.base.sizes import format_size
 from penstock.errors import ConfigError, LimitExceeded, SourceError, Unavailable, Unsafe
 from penstock.files import locks
 
-_OURS = re.compile(r"([0-9a-f]{40})\.(cached|part|lock|sums)")
+_ENTRY_NAME = re.compile(r"([0-9a-f]{40})\.(cached|part|lock|sums)")
 FOLDER_LOCK = "penstock-cache.lock"
 
 PATIENCE_S = 60.0
@@ -45,7 +45,7 @@ _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, 
 Fetch = Callable[[int], bytes | None]
 """Writes all of a file to an open descriptor, or raises; returns digests of its blocks, if there are to be any."""
 
-Looks = tuple[int, int, int, int] | None
+FolderState = tuple[int, int, int, int] | None
 """Device, number, mode and owner of a folder; None where there is none."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -62,19 +62,19 @@ class FileCache:
     folder: str
     limit_bytes: int | None = None
     patience_s: float = PATIENCE_S
-    _trusted: set[Looks] = field(default_factory=set, init=False, repr=False, compare=False)
+    _trusted: set[FolderState] = field(default_factory=set, init=False, repr=False, compare=False)
     """How the folder looked when it was checked: the check takes longer than reading from a copy."""
 
     def _prepare(self) -> None:
         """Make and check the folder, when it is first used: many programs name a cache and then read local files."""
-        if _looks(self.folder) in self._trusted:
+        if _folder_state(self.folder) in self._trusted:
             return
         try:
             locks.make_folder(self.folder)
         except OSError as error:
             raise ConfigError(f"cache_dir={self.folder!r}: cannot be used ({error.strerror})") from error
         locks.check_folder(self.folder, f"cache_dir={self.folder!r}")
-        self._trusted.add(_looks(self.folder))
+        self._trusted.add(_folder_state(self.folder))
 
     @contextmanager
     def lent(self, file: FileId, fetch: Fetch) -> Iterator[int]:
@@ -83,7 +83,7 @@ class FileCache:
         self._prepare()
         key = key_of(file)
         while (descriptor := self._open(key, file)) is None:
-            self._obtain(key, file, fetch)
+            self._fetch_copy(key, file, fetch)
         try:
             yield descriptor
         finally:
@@ -152,24 +152,24 @@ class FileCache:
 
     # Fetching.
 
-    def _obtain(self, key: str, file: FileId, fetch: Fetch) -> None:
+    def _fetch_copy(self, key: str, file: FileId, fetch: Fetch) -> None:
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise Unavailable(f"{file.path}: has no copy in cache_dir={self.folder!r}, which cannot be written to")
-        with self._alone(key, file):
+        with self._lock_entry(key, file):
             final, partial = self._path(key, "cached"), self._path(key, "part")
             if os.path.exists(final):
                 return
             with suppress(FileNotFoundError):
                 os.unlink(partial)  # of a process that was killed
             try:
-                descriptor = self._reserved(partial, file)
+                descriptor = self._reserve(partial, file)
                 try:
                     sums = fetch(descriptor)
                     _check_written(descriptor, file)
                 finally:
                     os.close(descriptor)
                 self._write_sums(key, sums)
-                with self._folder_alone():  # a process that counts meanwhile would find it under neither name
+                with self._lock_folder():  # a process that counts meanwhile would find it under neither name
                     os.replace(partial, final)
             except OSError as error:
                 raise (CacheFull if error.errno in _FULL else Unavailable)(
@@ -189,16 +189,16 @@ class FileCache:
                 file.write(sums)
 
     @contextmanager
-    def _alone(self, key: str, file: FileId) -> Iterator[None]:
+    def _lock_entry(self, key: str, file: FileId) -> Iterator[None]:
         """No other process fetches this file meanwhile."""
         path = self._path(key, "lock")
         waiting = _Backoff(self.patience_s)
-        while (descriptor := _locked(path)) is None:
+        while (descriptor := _lock_file(path)) is None:
             with suppress(OSError):
-                waiting.saw(os.stat(self._path(key, "part")).st_mtime_ns)
+                waiting.note(os.stat(self._path(key, "part")).st_mtime_ns)
             if os.path.exists(self._path(key, "cached")):
-                waiting.saw("there")
-            if waiting.is_over():
+                waiting.note("there")
+            if waiting.gives_up():
                 raise Unavailable(
                     f"{file.path}: another process fetches it into cache_dir={self.folder!r}, and has written nothing "
                     f"for {self.patience_s:g} s; if it hangs, end it"
@@ -211,17 +211,17 @@ class FileCache:
             locks.unlock(descriptor)
             os.close(descriptor)
 
-    def _reserved(self, partial: str, file: FileId) -> int:
+    def _reserve(self, partial: str, file: FileId) -> int:
         """A new file of the right size, which counts as used from now on."""
         waiting = _Backoff(self.patience_s)
         while True:
-            with self._folder_alone():
+            with self._lock_folder():
                 used = self._make_room(file.size)
                 if self.limit_bytes is None or used + file.size <= self.limit_bytes:
                     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
                     os.ftruncate(descriptor, file.size)
                     return descriptor
-            if waiting.is_over():
+            if waiting.gives_up():
                 raise LimitExceeded(
                     f"{file.path}: no room in cache_dir={self.folder!r} for its {file.size:,} bytes: {used:,} of "
                     f"cache_bytes={self.limit_bytes:,} belong to files that are being read or fetched. Give at least "
@@ -244,7 +244,7 @@ class FileCache:
         used = 0
         with os.scandir(self.folder) as found:
             for entry in list(found):
-                named = _OURS.fullmatch(entry.name)
+                named = _ENTRY_NAME.fullmatch(entry.name)
                 if named is None:
                     continue
                 if named[2] == "sums":
@@ -271,7 +271,7 @@ class FileCache:
     def _remove_leftover(self, key: str, path: str) -> bool:
         """Remove what a process left that ended while fetching."""
         lock = self._path(key, "lock")
-        descriptor = _locked(lock)
+        descriptor = _lock_file(lock)
         if descriptor is None:
             return False
         with suppress(OSError):
@@ -283,13 +283,13 @@ class FileCache:
         return True
 
     @contextmanager
-    def _folder_alone(self) -> Iterator[None]:
+    def _lock_folder(self) -> Iterator[None]:
         """No other process counts or removes meanwhile."""
         descriptor = os.open(os.path.join(self.folder, FOLDER_LOCK), os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
         waiting = _Backoff(self.patience_s)
         try:
             while not locks.try_lock(descriptor):
-                if waiting.is_over():
+                if waiting.gives_up():
                     raise Unavailable(f"cache_dir={self.folder!r}: stays locked by another process")
             yield
         finally:
@@ -308,20 +308,21 @@ class _Backoff:
         self._seen: object = None
         self._since = time.monotonic()
 
-    def saw(self, what: object) -> None:
+    def note(self, what: object) -> None:
+        """Start waiting anew if this has changed."""
         if what != self._seen:
             self._seen, self._since = what, time.monotonic()
 
-    def is_over(self) -> bool:
-        """Sleep; True if that is enough."""
-        if stop.asked():
+    def gives_up(self) -> bool:
+        """Sleep a little; True once nothing has changed for as long as the patience."""
+        if stop.is_asked():
             raise SourceError("was interrupted: the loader was closed")
         stop.sleep(self._nap_s)
         self._nap_s = min(0.1, 1.5 * self._nap_s)
         return time.monotonic() - self._since > self._patience_s
 
 
-def _looks(folder: str) -> Looks:
+def _folder_state(folder: str) -> FolderState:
     try:
         about = os.stat(folder)
     except OSError:
@@ -335,7 +336,7 @@ def key_of(file: FileId) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
 
 
-def _locked(path: str) -> int | None:
+def _lock_file(path: str) -> int | None:
     """A lock file, made if need be and locked; None if somebody else has it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)

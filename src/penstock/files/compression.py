@@ -58,7 +58,7 @@ class _PeekedSource:
         return False
 
 
-def _zstd(source: Any, name: str) -> ByteSource:
+def _open_zstd(source: Any, name: str) -> ByteSource:
     reader: ByteSource
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]  # Python 3.14
@@ -85,7 +85,7 @@ _COMPRESSIONS = (
     _Compression("gzip", b"\x1f\x8b", lambda source, name: gzip.GzipFile(fileobj=source)),
     _Compression("bzip2", b"BZh", lambda source, name: bz2.BZ2File(source)),
     _Compression("xz", b"\xfd7zXZ\x00", lambda source, name: lzma.LZMAFile(source)),  # noqa: SIM115
-    _Compression("zstd", b"\x28\xb5\x2f\xfd", _zstd),
+    _Compression("zstd", b"\x28\xb5\x2f\xfd", _open_zstd),
 )
 MAGIC_BYTES = max(len(each.magic) for each in _COMPRESSIONS)
 

@@ -57,7 +57,7 @@ class Servers:
         else:
             self._ask(path)
         head = self.known[path]
-        if not head.in_parts and not whole:
+        if not head.has_parts and not whole:
             raise Unavailable(
                 f"{path}: the server cannot send parts of files, so single samples cannot be read from there. Pass "
                 f"cache_dir= to fetch files whole, once; or read in order with penstock.webdataset"
@@ -69,13 +69,13 @@ class Servers:
         self.known[path] = head
         self.known_bytes += head.file.size - (before.file.size if before else 0)
 
-    def send_parts(self, file: FileId) -> bool:
+    def can_send_parts(self, file: FileId) -> bool:
         """Whether ranges of this file can be read."""
         head = self.known.get(file.path)
-        return head is not None and head.in_parts
+        return head is not None and head.has_parts
 
 
-class Copies:
+class CachedCopies:
     """The copies that one ``Files`` keeps in a cache."""
 
     def __init__(self, cache: FileCache, servers: Servers, manifest: Manifest | None, max_expansion: int) -> None:
@@ -93,30 +93,30 @@ class Copies:
     def keeps(self, file: FileId) -> bool:
         """Whether a remote file gets a copy."""
         limit = self.cache.limit_bytes
-        if self._is_full and self._servers.send_parts(file):
+        if self._is_full and self._servers.can_send_parts(file):
             return self.cache.has(file)
         if limit is None or self._servers.known_bytes <= limit or self.cache.has(file):
             return True
         head = self._servers.known.get(file.path)
-        return head is None or not head.in_parts or file.size > limit  # too large alone: an error that names the limit
+        return head is None or not head.has_parts or file.size > limit  # too large alone: an error that names the limit
 
     @contextmanager
     def lend(self, file: FileId) -> Iterator[Handle]:
         """A handle of the file's copy, which is made if need be; of the remote file if the disk is full."""
-        far = None if file.expanded else RemoteHandle(file, self._servers.remote, self.manifest)
-        make = self._expand if file.expanded else self._fetch
+        far = None if file.is_expanded else RemoteHandle(file, self._servers.remote, self.manifest)
+        make = self._expand if file.is_expanded else self._fetch
         self._remove_unchecked(file)
         with ExitStack() as stack:
             try:
                 descriptor = stack.enter_context(self.cache.lent(file, lambda descriptor: make(file, descriptor)))
             except CacheFull as error:
-                if far is None or not self._servers.send_parts(file):
+                if far is None or not self._servers.can_send_parts(file):
                     raise
                 self._continue_without(error)
                 yield far
                 return
-            known = self._digests(file) if file.expanded else self.manifest or self._digests(file)
-            spare = far if self._servers.send_parts(file) else None
+            known = self._digests(file) if file.is_expanded else self.manifest or self._digests(file)
+            spare = far if self._servers.can_send_parts(file) else None
             yield CachedHandle(file, descriptor, known, self.cache, spare)
 
     def _continue_without(self, error: CacheFull) -> None:
@@ -159,12 +159,12 @@ class Copies:
             )
         return digests.whole()
 
-    def expanded(self, packed: FileId, size: int | None) -> FileId:
+    def expand(self, packed: FileId, size: int | None) -> FileId:
         """The decompressed contents of a file; their size, if unknown, is found by decompressing once."""
         if size is None:
             size = sum(map(len, self._limited(packed)))
         version = f"expanded from {packed.size} bytes {packed.etag} {packed.kept_as}"
-        return FileId(packed.path, size, packed.mtime_ns, packed.inode, etag=version, expanded=True)
+        return FileId(packed.path, size, packed.mtime_ns, packed.inode, etag=version, is_expanded=True)
 
     def _limited(self, packed: FileId) -> Iterator[bytes]:
         size, limit = 0, self.cache.limit_bytes

@@ -32,7 +32,7 @@ from penstock.base.urls import is_remote
 from penstock.errors import ConfigError, Missing, Unavailable
 from penstock.files.cache import PATIENCE_S, FileCache
 from penstock.files.compression import MAX_EXPANSION
-from penstock.files.copies import Copies, Servers, no_cache
+from penstock.files.copies import CachedCopies, Servers, no_cache
 from penstock.files.handles import NOT_SEEN, BodyHandle, Handle, RemoteHandle, UnseenHandle, identify
 from penstock.files.manifest import PIECE_BYTES, Manifest
 from penstock.files.pool import IDLE, HandleLoan, Pool
@@ -74,7 +74,7 @@ class Files:
         self.policy = policy or policies.DEFAULT
         self._pool = Pool(self.max_open, self.policy, manifest)
         self._servers = Servers(remote, known or {})
-        self._copies = None if cache is None else Copies(cache, self._servers, manifest, self.max_expansion)
+        self._copies = None if cache is None else CachedCopies(cache, self._servers, manifest, self.max_expansion)
         IDLE.add(self)
         fork.register(self)
 
@@ -119,16 +119,16 @@ class Files:
         if self.manifest is None:
             return file
         self.manifest.check_size(path, file.size)
-        return replace(file, compared=True)
+        return replace(file, is_compared=True)
 
     def first_bytes(self, path: str) -> bytes:
         """Enough to recognise a file's format; fewer bytes if it is shorter."""
-        return self._servers.first_bytes(path) if is_remote(path) else _first_bytes(path, HEAD_BYTES)
+        return self._servers.first_bytes(path) if is_remote(path) else _read_first_bytes(path, HEAD_BYTES)
 
     def head_of(self, file: FileId, count: int) -> bytes:
         """The first bytes of a file while it is parsed; fewer if it is shorter. No handle stays open."""
-        if not is_remote(file.path) and not file.compared:
-            return _first_bytes(file.path, count)
+        if not is_remote(file.path) and not file.is_compared:
+            return _read_first_bytes(file.path, count)
         head = np.empty(min(count, file.size), np.uint8)
         with self.lend(file) as handle:
             handle.read_into(0, head)
@@ -148,9 +148,9 @@ class Files:
             return {id(self.manifest): self.manifest.index_bytes}
         return {} if self._copies is None else {id(self): self._copies.index_bytes}
 
-    def marked(self, file: FileId) -> FileId:
+    def mark_compared(self, file: FileId) -> FileId:
         """The same file or folder, marked as compared if there is a manifest."""
-        return replace(file, compared=self.manifest is not None)
+        return replace(file, is_compared=self.manifest is not None)
 
     def compare_addresses(self, paths: Sequence[str]) -> None:
         """Use the manifest's names for these remote files."""
@@ -171,7 +171,7 @@ class Files:
 
     def is_far(self, file: FileId) -> bool:
         """Whether each read goes over the network, so that many at a time are faster."""
-        return is_remote(file.path) and not file.expanded and not self._keeps(file)
+        return is_remote(file.path) and not file.is_expanded and not self._keeps(file)
 
     def _keeps(self, file: FileId) -> bool:
         return self._copies is not None and self._copies.keeps(file)
@@ -181,14 +181,14 @@ class Files:
 
         The handle of a file that was not seen before has the size ``NOT_SEEN`` if the file does not exist.
         """
-        if file.size == NOT_SEEN or file.expanded or is_remote(file.path):
+        if file.size == NOT_SEEN or file.is_expanded or is_remote(file.path):
             return self._lend_other(file)
         return HandleLoan(self._pool, file, mapped)
 
     def _lend_other(self, file: FileId) -> AbstractContextManager[Handle]:
         if file.size == NOT_SEEN:
             return self._lend_unseen_remote(file) if is_remote(file.path) else self._pool.lend_once(file)
-        if file.expanded or self._keeps(file):
+        if file.is_expanded or self._keeps(file):
             assert self._copies is not None
             return self._copies.lend(file)
         return nullcontext(RemoteHandle(file, self.remote, self.manifest))
@@ -218,7 +218,7 @@ class Files:
     @contextmanager
     def stream(self, path: str) -> Iterator["Body | BinaryIO"]:
         """All bytes of a remote file, in order; from its copy if there is a cache."""
-        file = self.copied(path)
+        file = self.find_copied(path)
         if file is None:
             with self.remote.body(path) as body:
                 yield body
@@ -227,24 +227,24 @@ class Files:
             os.lseek(handle.descriptor, 0, os.SEEK_SET)
             yield copy
 
-    def copied(self, path: str) -> FileId | None:
+    def find_copied(self, path: str) -> FileId | None:
         """A remote file that has a copy here; None without a cache, without room in it, or if its length is unknown."""
-        from penstock.remote.ranges import NoLength
+        from penstock.remote.ranges import UnknownLength
 
         if self._copies is None:
             return None
         try:
             file = self.identify(path)
-        except NoLength:
+        except UnknownLength:
             return None
         return file if self._copies.keeps(file) else None
 
-    def expanded(self, path: str, size: int | None = None) -> FileId:
+    def expand(self, path: str, size: int | None = None) -> FileId:
         """The decompressed contents of a file, which get a copy in the cache."""
         packed = self.identify(path)
         if self._copies is None:
             raise no_cache(path)
-        return self._copies.expanded(packed, size)
+        return self._copies.expand(packed, size)
 
     def close(self) -> None:
         """Close the descriptors that are not lent right now; the files can be lent again afterwards."""
@@ -261,16 +261,16 @@ def files_below(path: str) -> Iterator[str]:
     if not os.path.isdir(path):
         yield path
         return
-    for folder, folders, names in os.walk(path, onerror=_cannot_be_listed):
+    for folder, folders, names in os.walk(path, onerror=_raise_unlisted):
         folders.sort()
         yield from (os.path.join(folder, name) for name in sorted(names) if name not in LOCKS)
 
 
-def _cannot_be_listed(error: OSError) -> NoReturn:
+def _raise_unlisted(error: OSError) -> NoReturn:
     raise Unavailable(f"{error.filename}: cannot be listed ({error.strerror})") from error
 
 
-def _first_bytes(path: str, count: int) -> bytes:
+def _read_first_bytes(path: str, count: int) -> bytes:
     with open_for_parser(path) as file:
         return file.read(count)
 

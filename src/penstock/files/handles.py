@@ -56,7 +56,7 @@ def identify(path: str, *, growing: bool = False) -> FileId:
     return FileId(path, found.st_size, found.st_mtime_ns, found.st_ino, growing)
 
 
-def unseen(path: str) -> FileId:
+def unseen_file(path: str) -> FileId:
     """A file that may or may not exist: one of too many to look at them all."""
     return FileId(path, NOT_SEEN, 0, 0)
 
@@ -86,8 +86,8 @@ def check_unchanged(file: FileId) -> None:
     """Raise if the file is not the one that was parsed."""
     if _is_unchanged(file):
         return
-    now = replace(identify(file.path, growing=file.growing), compared=file.compared)
-    if now == file or (file.growing and now.inode == file.inode and now.size >= file.size):
+    now = replace(identify(file.path, growing=file.is_growing), is_compared=file.is_compared)
+    if now == file or (file.is_growing and now.inode == file.inode and now.size >= file.size):
         return
     how = "replaced" if now.inode != file.inode else "rewritten"
     raise Changed(
@@ -106,7 +106,7 @@ def _is_unchanged(file: FileId) -> bool:
 
 
 class Handle:
-    """One open descriptor of a file, or a mapping of it in ``bytes``."""
+    """One open descriptor of a file, or a ``mapping`` of it."""
 
     manifest: Manifest | None = None
     _policy = ReadPolicy()
@@ -117,7 +117,7 @@ class Handle:
     """Whether the last read took longer than one from memory."""
     _after, _jumps = 0, 0
     """Where the last read ended, and how many reads began far from the end of the one before."""
-    bytes = np.empty(0, np.uint8)
+    mapping = np.empty(0, np.uint8)
     """The mapping, if there is one."""
     _close_descriptor = staticmethod(os.close)
     """Kept here: a handle may be closed while the interpreter shuts down, when modules are empty."""
@@ -147,7 +147,7 @@ class Handle:
     def _map(self) -> None:
         """Map the file, and close the descriptor, which a mapping does not need."""
         try:
-            self.bytes = map_descriptor(self.descriptor, self.file.size)
+            self.mapping = map_descriptor(self.descriptor, self.file.size)
         except (OSError, ValueError) as error:
             check_unchanged(self.file)  # the likelier cause: it is shorter now
             text = f"{self.file.path}: mapping {self.file.size:,} bytes failed: {one_line(error)}"
@@ -167,7 +167,7 @@ class Handle:
         A mapping is always checked: if a mapped file is cut short, the system ends the process.
         """
         now = time.monotonic()
-        if len(self.bytes) or now - self._checked_at >= self._policy.check_file_every_s:
+        if len(self.mapping) or now - self._checked_at >= self._policy.check_file_every_s:
             check_unchanged(self.file)
             self._checked_at = now
 
@@ -257,7 +257,7 @@ class Handle:
         return len(data)
 
     def close(self) -> None:
-        self.bytes = type(self).bytes  # the mapping ends with its last view
+        self.mapping = type(self).mapping  # the mapping ends with its last view
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             self._close_descriptor(descriptor)

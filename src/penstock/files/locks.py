@@ -74,18 +74,18 @@ def make_folder(folder: str) -> None:
 
 def check_folder(folder: str, argument: str) -> None:
     """Refuse a folder whose files others could replace; ``argument`` is the caller's name for it."""
-    if why := distrust(folder):
+    if why := why_distrusted(folder):
         raise ConfigError(f"{argument}: {why}")
 
 
-def distrust(folder: str) -> str:
+def why_distrusted(folder: str) -> str:
     """Which other users could replace files in a folder, and the way out; "" if none could, or there is no folder."""
     if os.name != "posix":
         return ""
-    return _why_folder(folder) or next(filter(None, map(_why_above, _above(folder))), "")
+    return _why_folder(folder) or next(filter(None, map(_why_above, _folders_above(folder))), "")
 
 
-def _above(folder: str) -> Iterator[str]:
+def _folders_above(folder: str) -> Iterator[str]:
     """All folders above, on the path as given and on the one that links lead to."""
     for path in {os.path.abspath(folder), os.path.realpath(folder)}:
         while (above := os.path.dirname(path)) != path:
@@ -100,7 +100,7 @@ def _why_folder(folder: str) -> str:
         return ""
     if about.st_mode & _WRITABLE:
         who = "anybody" if about.st_mode & stat.S_IWOTH else f"its group (gid {about.st_gid})"
-        return _writable(folder, who)
+        return _describe_writable(folder, who)
     if not _is_own(about):
         return (
             f"{folder}: its owner is another user (uid {about.st_uid}, not {os.geteuid()}), who could put other data "
@@ -114,10 +114,10 @@ def _why_above(folder: str) -> str:
         mode = os.stat(folder).st_mode
     except OSError:
         return ""
-    return _writable(folder, "anybody") if mode & stat.S_IWOTH and not mode & stat.S_ISVTX else ""
+    return _describe_writable(folder, "anybody") if mode & stat.S_IWOTH and not mode & stat.S_ISVTX else ""
 
 
-def _writable(folder: str, who: str) -> str:
+def _describe_writable(folder: str, who: str) -> str:
     return (
         f"{who} may write to {folder}, and so put other data in a file's place; use a folder of your own, or "
         f"chmod go-w {folder}"

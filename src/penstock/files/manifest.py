@@ -77,7 +77,7 @@ class Manifest:
         return Manifest, (*fields, np.zeros(len(self.digests), bool))
 
     def of_addresses(self, addresses: Sequence[str]) -> "Manifest":
-        """The same, for files on other machines."""
+        """This manifest, for files on other machines."""
         return replace(self, folder=common_folder(addresses))
 
     @property
@@ -209,7 +209,7 @@ class Digests:
         self._block, self._room = hashlib.new(DIGEST, usedforsecurity=False), BLOCK_BYTES
 
     def whole(self) -> bytes:
-        """Those of all blocks, the last of which may be shorter."""
+        """The digests of all blocks; the last one may be shorter."""
         if self._room < BLOCK_BYTES:
             self._end_block()
         return bytes(self._done)
@@ -273,7 +273,7 @@ def write(manifest: Manifest, files: Iterable[tuple[str, int, bytes]]) -> None:
 def load(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES) -> Manifest:
     """The manifest in a file."""
     path = os.fspath(path)
-    document = _document(path, most_bytes)
+    document = _read_document(path, most_bytes)
     if not isinstance(document, dict) or document.get("penstock manifest") != VERSION:
         raise Corrupt(
             f'{path}: not a manifest that this version can read: expected {{"penstock manifest": {VERSION}, …'
@@ -296,7 +296,7 @@ def load(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES) -> Manif
     blocks = 0
     for name, entry in files.items():
         _check_name(path, name)
-        of_file = _digests(path, name, entry, block_bytes)
+        of_file = _parse_digests(path, name, entry, block_bytes)
         sizes[name], firsts[name] = entry["size"], blocks
         digests.append(of_file)
         blocks += len(of_file) // DIGEST_BYTES
@@ -307,7 +307,7 @@ def load(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES) -> Manif
     )  # fmt: skip
 
 
-def _document(path: str, most_bytes: int) -> Any:
+def _read_document(path: str, most_bytes: int) -> Any:
     try:
         with open(path, "rb", opener=open_regular) as file:
             about = os.fstat(file.fileno())
@@ -325,7 +325,7 @@ def _document(path: str, most_bytes: int) -> Any:
     except OSError as error:
         raise Unavailable(f"{path}: cannot be read ({error.strerror})") from error
     try:
-        return json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
+        return json.loads(text, object_pairs_hook=lambda pairs: _refuse_repeats(path, pairs))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, endless numbers, lists nested too deeply
         raise Corrupt(f"{path}: not a manifest: expected JSON ({str(error)[:200]})") from None
 
@@ -340,7 +340,7 @@ def _check_others(path: str, about: os.stat_result) -> None:
         )
 
 
-def _once(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeats(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(name for name, _ in pairs if found.pop(name, pairs) is pairs)
@@ -360,7 +360,7 @@ def _check_name(path: str, name: str) -> None:
         raise Unsafe(f"{path}: names {name!r:.200}; expected files inside its own folder, by relative names")
 
 
-def _digests(path: str, name: str, entry: object, block_bytes: int) -> bytes:
+def _parse_digests(path: str, name: str, entry: object, block_bytes: int) -> bytes:
     if not isinstance(entry, dict) or entry.keys() != {"size", "blocks"}:
         raise Corrupt(f"{path}: {name!r:.200}: {entry!r:.100}; expected a size and blocks")
     size, blocks = entry["size"], entry["blocks"]

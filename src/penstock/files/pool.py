@@ -101,7 +101,7 @@ class Pool:
             try:
                 return self._take_once(file, mapped)
             except Unavailable as error:
-                if not left or not _out_of_descriptors(error):
+                if not left or not _is_out_of_descriptors(error):
                     raise
             for each in list(IDLE):
                 each.close()
@@ -176,5 +176,5 @@ class HandleLoan:
         self.pool.give_back(self.handle, self.file, self.mapped)
 
 
-def _out_of_descriptors(error: Unavailable) -> bool:
+def _is_out_of_descriptors(error: Unavailable) -> bool:
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EMFILE, errno.ENFILE)

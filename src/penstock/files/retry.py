@@ -90,7 +90,7 @@ def retry_library(path: str, read: Callable[[], _T]) -> _T:
         try:
             return read()
         except Exception as error:
-            if isinstance(error, Unavailable) or not _system_failed(error):
+            if isinstance(error, Unavailable) or not _has_system_failed(error):
                 raise
             text = " ".join(str(error).split())[:300]
         if left:
@@ -99,7 +99,7 @@ def retry_library(path: str, read: Callable[[], _T]) -> _T:
     raise Unavailable(f"{path}: reading failed {TRIES} times: {os.strerror(errno.EIO)} (errno {errno.EIO}): {text}")
 
 
-def _system_failed(error: BaseException | None) -> bool:
+def _has_system_failed(error: BaseException | None) -> bool:
     """Whether the cause is a failed read; HDF5 puts the number into its message only."""
     while error is not None:
         if getattr(error, "errno", None) == errno.EIO or f"errno = {errno.EIO}," in str(error):
@@ -108,7 +108,7 @@ def _system_failed(error: BaseException | None) -> bool:
     return False
 
 
-def refusal(error: BaseException) -> str:
+def describe_refusal(error: BaseException) -> str:
     """Why the system refused a library's request; "" if its error is about the file itself."""
     if isinstance(error, MemoryError):
         return "no memory is left for it; a limit of the system (ulimit -d, ulimit -v, a container's) may be in the way"

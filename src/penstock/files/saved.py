@@ -71,7 +71,7 @@ class SavedTable:
 def load(folder: str, file: FileId, name: str, *, of_any_version: bool = False) -> SavedTable | None:
     """The table saved under this name for this file, if it is complete and the file has not changed."""
     path = _path(folder, file, name)
-    if locks.distrust(folder):
+    if locks.why_distrusted(folder):
         return None
     try:
         with open(path, "rb", opener=open_regular) as saved:
@@ -110,7 +110,7 @@ def save(
         if len(head) > COLUMNS_AT:
             return None
         locks.make_folder(folder)
-        if locks.distrust(folder):
+        if locks.why_distrusted(folder):
             return None
         with atomic_write(path) as saved:
             saved.write(head)

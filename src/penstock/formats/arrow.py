@@ -10,7 +10,7 @@ from penstock.base.sizes import MiB
 from penstock.base.spec import FieldSpec
 from penstock.dataset.held_values import HOLDS
 from penstock.errors import ConfigError, Corrupt, DataError, Missing, PenstockError, Unavailable
-from penstock.files.retry import refusal
+from penstock.files.retry import describe_refusal
 from penstock.read.objects import NAMED, ObjectDecoder, vector_decoder
 
 # What loading Arrow and decoding a held table takes, measured: up to 24 MiB, and a margin. Most of it stays with its
@@ -70,7 +70,7 @@ def raw_values(column: Any, where: str) -> list[bytes]:
         raise Missing(f"{where} has {column.null_count:,} nulls; fill them, or leave the column out with fields=(…)")
     if not pa.types.is_list(column.type):
         return [value.as_buffer().to_pybytes() for value in column]
-    flat, ends = all_of(column.flatten(), where), np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))
+    flat, ends = numbers_of(column.flatten(), where), np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))
     return [values.tobytes() for values in np.split(flat, ends[:-1])] if len(ends) else []
 
 
@@ -85,16 +85,16 @@ def describe_arrow_type(kind: Any) -> str:
     return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else f"{kind}, no numbers"
 
 
-def all_of(column: Any, where: str) -> np.ndarray:
+def numbers_of(column: Any, where: str) -> np.ndarray:
     """A column's numbers, one after another."""
     chunks = column.chunks if isinstance(column, arrow_library("pyarrow").ChunkedArray) else [column]
     for chunk in chunks:
         chunk.validate()  # its lengths fit each other; takes microseconds
-    found = [_flat(chunk, where) for chunk in chunks]
+    found = [_numbers_of_chunk(chunk, where) for chunk in chunks]
     return np.concatenate(found) if len(found) > 1 else found[0] if found else np.empty(0)
 
 
-def _flat(column: Any, where: str) -> np.ndarray:
+def _numbers_of_chunk(column: Any, where: str) -> np.ndarray:
     """A chunk's numbers, one after another; without a copy if possible.
 
     Read from its buffer: Arrow's own conversion to numpy imports pandas if it is installed, which takes 30 MiB.
@@ -105,7 +105,7 @@ def _flat(column: Any, where: str) -> np.ndarray:
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if pa.types.is_fixed_size_list(column.type):
-        return _flat(column.flatten(), where)
+        return _numbers_of_chunk(column.flatten(), where)
     begin, count, buffer = column.offset, len(column), column.buffers()[1]
     if pa.types.is_boolean(column.type):
         bits = np.frombuffer(b"" if buffer is None else buffer, np.uint8)
@@ -122,7 +122,7 @@ def errors_of_arrow(where: str, text: str, kind: type[DataError]) -> Iterator[No
     except PenstockError:
         raise
     except (OSError, ValueError, MemoryError, arrow_library("pyarrow").ArrowException) as error:
-        if why := refusal(error):
+        if why := describe_refusal(error):
             raise Unavailable(f"{where}: cannot be read: {why}") from error
         if "CRC checksum verification failed" in str(error):
             raise Corrupt(

@@ -88,7 +88,7 @@ class Image:
         return Cast(np.dtype(np.float32), self.slope, self.inter)
 
 
-def header(head: bytes, path: str) -> Image:
+def parse_header(head: bytes, path: str) -> Image:
     """The header of a single file."""
     for order in "<>":
         size = struct.unpack_from(f"{order}i", head)[0] if len(head) >= 4 else 0
@@ -96,18 +96,18 @@ def header(head: bytes, path: str) -> Image:
             dims = struct.unpack_from(f"{order}8h", head, 40)
             code, _ = struct.unpack_from(f"{order}2h", head, 70)
             offset, slope, inter = struct.unpack_from(f"{order}3f", head, 108)
-            return _image(path, order, dims, code, (offset, slope, inter), 352)
+            return _make_image(path, order, dims, code, (offset, slope, inter), 352)
         if size == 540 and head[4:8] == b"n+2\0" and len(head) >= 540:
             (code,) = struct.unpack_from(f"{order}h", head, 12)
             dims = struct.unpack_from(f"{order}8q", head, 16)
-            return _image(path, order, dims, code, struct.unpack_from(f"{order}q2d", head, 168), 544)
+            return _make_image(path, order, dims, code, struct.unpack_from(f"{order}q2d", head, 168), 544)
     raise Corrupt(
         f"{path}: not a whole NIfTI header: expected a size of 348 and 'n+1' at byte 344, or 540 and 'n+2' at byte 4, "
         f"but it begins with {head[:8]!r} and has {head[344:348]!r} at byte 344. Fetch the file again, or leave it out"
     )
 
 
-def _image(
+def _make_image(
     path: str, order: str, dims: tuple[int, ...], code: int, placed: tuple[float, float, float], first_byte: int
 ) -> Image:
     count, (offset, slope, inter) = dims[0], placed
@@ -127,7 +127,7 @@ def _image(
     return Image(np.dtype(order + DTYPES[code]), shape, int(offset), float(slope), float(inter))
 
 
-def _name(path: str, options: "OpenOptions") -> str:
+def _choose_name(path: str, options: "OpenOptions") -> str:
     names = options.fields or (FIELD,)
     if len(names) != 1:
         raise ConfigError(f"{path}: an image has one field, and {len(names)} were asked for: {', '.join(names)}")
@@ -136,8 +136,8 @@ def _name(path: str, options: "OpenOptions") -> str:
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The volumes of one ``.nii`` file."""
-    file, name = options.files.identify(path), _name(path, options)
-    image = _whole_image(file, options.files)
+    file, name = options.files.identify(path), _choose_name(path, options)
+    image = _read_image(file, options.files)
     # In the file the last axis is the slowest; an image without an axis of volumes gets one in front.
     axis, order = (3, (3, 2, 1, 0)) if len(image.shape) == 4 else (0, (0, *range(len(image.shape), 0, -1)))
     places = image.offset + np.arange(image.rows, dtype=np.int64)[:, None] * image.row_bytes
@@ -148,9 +148,9 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     return ExtentStore({name: array}, options.files, {name: image.casts} if image.casts else None)
 
 
-def _whole_image(file: FileId, files: Files) -> Image:
+def _read_image(file: FileId, files: Files) -> Image:
     """The header of a ``.nii`` file that holds all of its image."""
-    image = header(files.head_of(file, HEAD_BYTES), file.path)
+    image = parse_header(files.head_of(file, HEAD_BYTES), file.path)
     end = image.offset + image.rows * image.row_bytes
     if end > file.size:
         raise Truncated(
@@ -164,10 +164,10 @@ def open_stored_volumes(path: str, name: str, files: Files) -> Store:
     """The volumes of a ``.nii`` or ``.nii.gz`` file with their axes in the order of the file: (Z, Y, X)."""
     file = files.identify(path)
     if path.endswith(".gz"):
-        image = header(_first(files.head_of(file, 4 * HEAD_BYTES)), path)
+        image = parse_header(_expand_first(files.head_of(file, 4 * HEAD_BYTES)), path)
         store = GzippedVolumes(file, name, image, files)
         return cast_fields(store, {name: image.casts}) if image.casts else store
-    image = _whole_image(file, files)
+    image = _read_image(file, files)
     array = Contiguous(file, name, image.stored, image.row_shape[::-1], image.rows, offset=image.offset)
     return ExtentStore({name: array}, files, {name: image.casts} if image.casts else None)
 
@@ -178,11 +178,11 @@ def open_stored_volumes(path: str, name: str, files: Files) -> Store:
 def is_gzipped(path: str) -> bool:
     """Whether a gzip file holds an image."""
     with open_for_parser(path) as file:
-        head = _first(file.read(4 * HEAD_BYTES))
+        head = _expand_first(file.read(4 * HEAD_BYTES))
     return head[344:347] == b"n+1" or head[4:7] == b"n+2"
 
 
-def _first(stored: bytes) -> bytes:
+def _expand_first(stored: bytes) -> bytes:
     try:
         return zlib.decompressobj(wbits=31).decompress(stored, HEAD_BYTES)
     except zlib.error:
@@ -191,8 +191,8 @@ def _first(stored: bytes) -> bytes:
 
 def open_gzipped(path: str, options: "OpenOptions") -> Store:
     """The volumes of one ``.nii.gz`` file."""
-    file, name = options.files.identify(path), _name(path, options)
-    image = header(_first(options.files.head_of(file, 4 * HEAD_BYTES)), path)
+    file, name = options.files.identify(path), _choose_name(path, options)
+    image = parse_header(_expand_first(options.files.head_of(file, 4 * HEAD_BYTES)), path)
     store = GzippedImage(file, name, image, options.files)
     return cast_fields(store, {name: image.casts}) if image.casts else store
 
@@ -223,7 +223,7 @@ class GzippedImage(StoreBase):
             return self.part
         along = np.unravel_index(self.part.flat, self.row_shape)
         stored = self.row_shape[::-1]
-        return Mask(stored, np.ravel_multi_index(along[::-1], stored), self.part.single)
+        return Mask(stored, np.ravel_multi_index(along[::-1], stored), self.part.is_single)
 
     @property
     def blocks(self) -> np.ndarray | None:
@@ -306,7 +306,7 @@ class GzippedImage(StoreBase):
         remedy = "gunzip (a copy as .nii)" if self.image.rows > 1 else ""
         times = (self.image.rows + 1) / 2
         spec, rows = self.fields[self.name], self.image.rows
-        by = MANIFEST if self.file.compared else "crc32"
+        by = MANIFEST if self.file.is_compared else "crc32"
         path = ReadPath(
             self.name, spec, rows=rows, layout="gzip, one stream", how=how, block_rows=rows, amplification=times,
             stored_bytes=self.file.size, remedy=remedy, checked_by=by,
@@ -321,7 +321,7 @@ class GzippedImage(StoreBase):
 
 
 class GzippedVolumes(GzippedImage):
-    """The same with the axes of rows in the order of the file: (Z, Y, X)."""
+    """``GzippedImage`` with the axes of rows in the order of the file: (Z, Y, X)."""
 
     @property
     def row_shape(self) -> tuple[int, ...]:

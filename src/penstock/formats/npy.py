@@ -29,7 +29,7 @@ def open_file(path: str, options: "OpenOptions") -> Store:
 def parse(path: str, files: Files) -> Contiguous:
     """The place of the rows in the file."""
     file = files.identify(path)
-    header = _header(file, files)
+    header = _read_header(file, files)
     if not header.shape:
         raise SchemaMismatch(f"{path}: holds a single number, expected an array with one row per sample")
     if header.is_fortran:
@@ -42,7 +42,7 @@ def parse(path: str, files: Files) -> Contiguous:
     )
 
 
-def _header(file: FileId, files: Files) -> NpyHeader:
+def _read_header(file: FileId, files: Files) -> NpyHeader:
     path, head = file.path, files.head_of(file, HEADER_BYTES)
     if head.startswith(b"PK\x03\x04"):
         raise Corrupt(f"{path}: named .npy, but is an .npz archive; save each array with np.save")

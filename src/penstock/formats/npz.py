@@ -42,15 +42,15 @@ def is_npz(path: str) -> bool:
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The rows of the arrays of one archive."""
     table = zip_table(path, options.files)
-    names = options.fields or _shared_rows(table, options)
+    names = options.fields or _choose_arrays(table, options)
     direct: dict[str, Extents] = {}
     held: dict[str, np.ndarray] = {}
     for name in names:
-        number = _number(table, name)
+        number = _find_number(table, name)
         if table.compressed[number]:
-            held[name] = _decoded(table, number)
+            held[name] = _decode(table, number)
         else:
-            direct[name] = _in_place(table, name, number)
+            direct[name] = _locate(table, name, number)
     counts = {name: array.rows for name, array in direct.items()} | {name: len(array) for name, array in held.items()}
     common_rows(path, counts, asked_for=True)
     stores: list[StoreBase] = [ExtentStore(direct, options.files)] if direct else []
@@ -59,13 +59,13 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     return side_by_side(stores, names)
 
 
-def _shared_rows(table: ZipTable, options: "OpenOptions") -> list[str]:
+def _choose_arrays(table: ZipTable, options: "OpenOptions") -> list[str]:
     """All arrays, which must have the same number of rows."""
     found = {}
     for number, full in enumerate(table.names):
         if not full.endswith(".npy"):
             options.leave_out(full, "not an array (.npy)")
-        elif (head := _head(table, number)).shape:
+        elif (head := _read_head(table, number)).shape:
             found[full.removesuffix(".npy")] = head.shape[0]
     if not found:
         raise Missing(
@@ -75,14 +75,14 @@ def _shared_rows(table: ZipTable, options: "OpenOptions") -> list[str]:
     return list(found)
 
 
-def _number(table: ZipTable, name: str) -> int:
+def _find_number(table: ZipTable, name: str) -> int:
     if f"{name}.npy" not in table.names:
         shown = ", ".join(repr(each.removesuffix(".npy")) for each in table.names)
         raise Missing(f"{table.file.path}: no array {name!r}; the file has {shown}")
     return table.names.index(f"{name}.npy")
 
 
-def _head(table: ZipTable, number: int) -> Npy:
+def _read_head(table: ZipTable, number: int) -> Npy:
     head = table.read(number, USUAL_HEADER_BYTES)
     if is_cut(head):
         head = table.read(number, NPY_HEADER_BYTES)
@@ -92,8 +92,8 @@ def _head(table: ZipTable, number: int) -> Npy:
         raise type(error)(f"{table.file.path}: {table.names[number]}: {error}") from error
 
 
-def _in_place(table: ZipTable, name: str, number: int) -> Contiguous:
-    head = _head(table, number)
+def _locate(table: ZipTable, name: str, number: int) -> Contiguous:
+    head = _read_head(table, number)
     _check_rows(table, name, head)
     try:
         head.check(int(table.lengths[number]))
@@ -110,19 +110,19 @@ def _check_rows(table: ZipTable, name: str, head: Npy) -> None:
         raise SchemaMismatch(f"{table.file.path}: {name!r} is a single number; expected one row per sample")
 
 
-def _decoded(table: ZipTable, number: int) -> np.ndarray:
-    head, name = _head(table, number), table.names[number]
+def _decode(table: ZipTable, number: int) -> np.ndarray:
+    head, name = _read_head(table, number), table.names[number]
     _check_rows(table, name, head)
-    check_can_be_held(table.file.path, head.bytes, f"{name} is {COMPRESSED}", "Save it by np.savez")
-    data = buffer(head.bytes)
+    check_can_be_held(table.file.path, head.nbytes, f"{name} is {COMPRESSED}", "Save it by np.savez")
+    data = buffer(head.nbytes)
     length = table.unpack_into(number, len(head.head), data)
     try:
         head.check(length)
     except Corrupt as error:
         raise DecodeFailed(f"{table.file.path}: {name}: {error}; fetch the file again") from error
-    return _native(data.view(head.dtype)).reshape(head.shape)
+    return _make_native(data.view(head.dtype)).reshape(head.shape)
 
 
-def _native(array: np.ndarray) -> np.ndarray:
+def _make_native(array: np.ndarray) -> np.ndarray:
     """The same numbers in this machine's byte order, swapped in place: a copy would double the memory."""
     return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))

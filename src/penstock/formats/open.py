@@ -20,7 +20,7 @@ from penstock.files.files import Files, remote_files
 from penstock.files.manifest import load
 from penstock.files.retry import retry_library
 from penstock.formats import raw
-from penstock.formats.paths import Path, absolute, expanded, paths_of
+from penstock.formats.paths import Path, expand_pattern, make_absolute, paths_of
 from penstock.formats.registry import Format, NoSamples, OpenOptions, format_of
 from penstock.read import saved_chunks
 from penstock.read.kinds import MAX_MEMBER_BYTES, Decoders, MemberOptions, decoder_of
@@ -105,7 +105,7 @@ def open(
         )
     folder = saved_chunks.folder_of(checks.path_or_off("index_dir", index_dir))
     options = OpenOptions(
-        fields=None if fields is None else _names(fields),
+        fields=None if fields is None else _check_names(fields),
         allow_fill=allow_fill,
         files=remote_files(
             None if cache_dir is None else checks.path("cache_dir", cache_dir),
@@ -115,17 +115,17 @@ def open(
             manifest=None if manifest is None else load(checks.path("manifest", manifest)),
             max_expansion=max_expansion,
         ),
-        row_axis=_axes(row_axis),
+        row_axis=_check_axes(row_axis),
         swmr=swmr,
         on_error=on_error,
         index_folder=folder,
-        allow_external=tuple(map(os.path.abspath, _paths("allow_external", allow_external))),
+        allow_external=tuple(map(os.path.abspath, _check_paths("allow_external", allow_external))),
         members=replace(
-            _member_options(size, fit, max_pixels, decoders),
+            _make_member_options(size, fit, max_pixels, decoders),
             max_member_bytes=parse_size(max_member_bytes, argument="max_member_bytes"),
         ),
     )
-    ds = _Opened(_absolute(path if isinstance(path, str | os.PathLike) else _paths("path", path)), options)
+    ds = _Opened(_make_absolute(path if isinstance(path, str | os.PathLike) else _check_paths("path", path)), options)
     if ds.fields_left_out and not _quiet.get():
         warnings.warn(_describe_fields(ds.fields_left_out), FieldsLeftOut, stacklevel=3)
     return ds
@@ -142,9 +142,9 @@ def open_with(
     """Files as ``open`` opens them, through handles that the caller shares between several datasets."""
     options = OpenOptions(
         fields=tuple(fields), files=files, on_error=on_error, index_folder=saved_chunks.folder_of(None),
-        members=_member_options(size, "resize", MAX_PIXELS, None),
+        members=_make_member_options(size, "resize", MAX_PIXELS, None),
     )  # fmt: skip
-    return _Opened(_absolute(path), options)
+    return _Opened(_make_absolute(path), options)
 
 
 def open_quietly(path: Path | Iterable[Path], **options: Any) -> Dataset:
@@ -186,7 +186,7 @@ def open_raw(
     offset = checks.whole("offset", offset, expected="a number of bytes")
     if not isinstance(field, str):
         raise ConfigError(f"field={checks.shown(field)}: expected a name")
-    paths = paths_of(path if isinstance(path, str | os.PathLike) else _paths("path", path), files)
+    paths = paths_of(path if isinstance(path, str | os.PathLike) else _check_paths("path", path), files)
     stores = [raw.open_file(each, field, row, offset, files) for each in paths]
     store = stores[0] if len(stores) == 1 else Concat(stores)
     if len(store) == 0:
@@ -194,14 +194,14 @@ def open_raw(
     return Dataset(store)
 
 
-def _absolute(path: Path | Iterable[Path]) -> str | tuple[str, ...]:
+def _make_absolute(path: Path | Iterable[Path]) -> str | tuple[str, ...]:
     """The paths or patterns, independent of the working directory, so that ``refresh`` finds the same files."""
     if not isinstance(path, str | os.PathLike):
-        return tuple(absolute(os.fspath(each)) for each in path)
+        return tuple(make_absolute(os.fspath(each)) for each in path)
     name = os.fspath(path)
     if name.startswith("{") and not os.path.exists(name):  # each alternative may be absolute
-        return tuple(map(absolute, expanded(name)))
-    return absolute(name)
+        return tuple(map(make_absolute, expand_pattern(name)))
+    return make_absolute(name)
 
 
 class _Opened(Dataset):
@@ -232,7 +232,7 @@ class _Opened(Dataset):
         if not stores:
             left_out += empty
         if left_out and options.on_error == "raise":
-            raise _refusal(left_out, asked_for)
+            raise _merge_errors(left_out, asked_for)
         if not stores:
             raise ConfigError(f"none of {len(left_out)} files could be opened; the first error: {left_out[0]}")
         store = stores[0] if len(stores) == 1 else Concat(stores)
@@ -282,26 +282,26 @@ def _check_names_of_axes(path: str, store: Store, options: OpenOptions) -> None:
             raise ConfigError(f"row_axis: {path} has no field {name!r} among {', '.join(map(repr, store.fields))}")
 
 
-def _paths(argument: str, given: Any) -> tuple[str, ...]:
+def _check_paths(argument: str, given: Any) -> tuple[str, ...]:
     if isinstance(given, str | bytes | os.PathLike | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(f"{argument}={checks.shown(given)}: expected paths, such as [{checks.shown(given)}]")
     return tuple(checks.path(f"{argument}[{number}]", each) for number, each in enumerate(given))
 
 
-def _names(given: Any) -> tuple[str, ...]:
+def _check_names(given: Any) -> tuple[str, ...]:
     names = checks.names("fields", given)
     if not names:
         raise ConfigError(f"fields={checks.shown(given)}: expected at least one name, or None for all fields")
     return names
 
 
-def _axes(given: Any) -> int | dict[str, int]:
+def _check_axes(given: Any) -> int | dict[str, int]:
     if not isinstance(given, Mapping):
         return checks.whole("row_axis", given, least=None)
     return {name: checks.whole(f"row_axis[{name!r}]", axis, least=None) for name, axis in given.items()}
 
 
-def _member_options(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> MemberOptions:
+def _make_member_options(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | None) -> MemberOptions:
     sides = [size, size] if checks.is_whole(size) else size
     if sides is not None and not (
         isinstance(sides, tuple | list) and len(sides) == 2 and all(checks.is_whole(s) and s > 0 for s in sides)
@@ -315,7 +315,7 @@ def _member_options(size: Any, fit: Fit, max_pixels: int, decoders: Decoders | N
     return MemberOptions(wanted_size, fit, checks.whole("max_pixels", max_pixels, least=1), decoders=own)
 
 
-def _refusal(errors: Sequence[DataError | SourceError], files: int) -> DataError | SourceError:
+def _merge_errors(errors: Sequence[DataError | SourceError], files: int) -> DataError | SourceError:
     """One error for all files that cannot be opened, of the kind of the first."""
     first, *others = errors
     if not others:

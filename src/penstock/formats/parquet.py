@@ -25,12 +25,12 @@ from penstock.errors import Corrupt, DecodeFailed, Missing, SchemaMismatch
 from penstock.files.handles import check_unchanged
 from penstock.files.retry import retry_library
 from penstock.formats.arrow import (
-    all_of,
     arrow_bytes,
     arrow_library,
     decoder_of_values,
     describe_arrow_type,
     errors_of_arrow,
+    numbers_of,
     raw_values,
     spec_of,
 )
@@ -61,16 +61,16 @@ DAMAGED = '{}. The file is damaged there: fetch it again, or leave those rows ou
 def open_parquet(path: str, options: "OpenOptions") -> Store:
     """The columns of one Parquet file."""
     check_local(path, "tables")
-    return _opened(Parquet(options.files.identify(path)), options)
+    return _open_table(Parquet(options.files.identify(path)), options)
 
 
 def open_arrow(path: str, options: "OpenOptions") -> Store:
     """The columns of one Arrow IPC (or Feather) file."""
     check_local(path, "tables")
-    return _opened(Arrow(options.files.identify(path)), options)
+    return _open_table(Arrow(options.files.identify(path)), options)
 
 
-def _opened(table: "Parquet | Arrow", options: "OpenOptions") -> Store:
+def _open_table(table: "Parquet | Arrow", options: "OpenOptions") -> Store:
     path, schema = table.file.path, table.schema
     known = {column.name: spec for column in schema if (spec := spec_of(column.type)) is not None}
     values = {column.name: found for column in schema if (found := decoder_of_values(column)) is not None}
@@ -91,13 +91,13 @@ def _opened(table: "Parquet | Arrow", options: "OpenOptions") -> Store:
             )
     stores: list[StoreBase] = []
     if numbers := {name: known[name] for name in names if name in known}:
-        stores.append(_numbers(table, numbers))
+        stores.append(_open_numbers(table, numbers))
     if listed := {name: values[name] for name in names if name in values}:
-        stores.append(_held_values(table, listed))
+        stores.append(_hold_values(table, listed))
     return side_by_side(stores, names)
 
 
-def _numbers(table: "Parquet | Arrow", fields: Fields) -> StoreBase:
+def _open_numbers(table: "Parquet | Arrow", fields: Fields) -> StoreBase:
     store = TableStore(table, fields)
     size = len(store) * sum(spec.row_bytes for spec in store.fields.values())
     if len(store) == 0 or size > HELD_BYTES:
@@ -105,7 +105,7 @@ def _numbers(table: "Parquet | Arrow", fields: Fields) -> StoreBase:
     return HeldTable(table.file, store.all_rows(), "a small table", decoding_bytes=store.held_decoding_bytes)
 
 
-def _held_values(table: "Parquet | Arrow", listed: Mapping[str, ObjectDecoder]) -> StoreBase:
+def _hold_values(table: "Parquet | Arrow", listed: Mapping[str, ObjectDecoder]) -> StoreBase:
     columns = {}
     for name, decoder in listed.items():
         where = f"{table.file.path}: column {name!r}"
@@ -314,7 +314,7 @@ class TableStore(StoreBase):
         with errors_of_arrow(where, DAMAGED, DecodeFailed):
             for piece in self.table.pieces(name, max(1, PIECE_BYTES // max(1, spec.row_bytes))):
                 here = f"{self.table.file.path}: rows {at:,} to {at + piece.num_rows - 1:,}, column {name!r}"
-                values = all_of(piece.column(name), here)
+                values = numbers_of(piece.column(name), here)
                 if values.size != piece.num_rows * prod(spec.shape) or at + piece.num_rows > len(goal):
                     break
                 goal[at : at + piece.num_rows] = values.reshape(-1, *spec.shape)
@@ -326,7 +326,7 @@ class TableStore(StoreBase):
 
     def _values(self, columns: Any, name: str, number: int) -> np.ndarray:
         spec = self.fields[name]
-        values = all_of(columns.column(name), f"{self._where(number)}, column {name!r}")
+        values = numbers_of(columns.column(name), f"{self._where(number)}, column {name!r}")
         declared = int(self._begins[number + 1] - self._begins[number]) * prod(spec.shape)
         if values.size != declared:
             raise _too_few(f"{self._where(number)}, column {name!r}", values.size, declared)
@@ -343,7 +343,7 @@ class TableStore(StoreBase):
         layout = f"{'parts' if whole else 'batches'} of {longest:,} rows"
         remedy = "a copy with smaller row groups" if whole else ""
         block, times = (longest, float(longest)) if whole else (1, 1.0)
-        by = MANIFEST if self.table.file.compared else ""
+        by = MANIFEST if self.table.file.is_compared else ""
         return [
             ReadPath(
                 name, spec, len(self), layout, how, block_rows=block, amplification=times, remedy=remedy, checked_by=by

@@ -48,32 +48,32 @@ def paths_of(
         return found
     name = os.fspath(path)
     if is_remote(name):
-        return _addresses(name, files)
+        return _list_addresses(name, files)
     if os.path.isfile(name):
-        return [absolute(name)]
+        return [make_absolute(name)]
     if os.path.isdir(name):
         if folder_format(name) is None:
             raise ConfigError(
                 f"{name}: is a folder of no known format (tried: {known_formats()}). Name the files in it, for "
-                f"example {_suggested(name)}"
+                f"example {_suggest_patterns(name)}"
             )
-        return [absolute(name)]
-    if "{" in name and (found := expanded(name)) != [name]:
+        return [make_absolute(name)]
+    if "{" in name and (found := expand_pattern(name)) != [name]:
         return paths_of(found, files, left_out)
     check_scheme(name)
     if os.path.exists(name):
-        raise ConfigError(f"{name}: expected a file or a folder, found {_what_is_no_file(name)}")
+        raise ConfigError(f"{name}: expected a file or a folder, found {_describe_no_file(name)}")
     if not glob.has_magic(name):
         raise Missing(f"{name}: no such file (looked in {os.path.dirname(os.path.abspath(name))}); check the path")
-    matches = _matches(name, left_out)
+    matches = _match_pattern(name, left_out)
     if not matches and not left_out:
         folder = os.path.dirname(os.path.abspath(name))
         absent = "" if glob.has_magic(folder) or os.path.isdir(folder) else ", which is not there"
         raise Missing(f"{name}: the pattern matches no file (looked in {folder}{absent}); check the path")
-    return [absolute(each) for each in matches]
+    return [make_absolute(each) for each in matches]
 
 
-def absolute(path: str) -> str:
+def make_absolute(path: str) -> str:
     """An absolute path, which stays valid if the working directory changes; an address stays as it is.
 
     Nothing else changes: ``..`` may lead elsewhere behind a link, and the last part names the samples.
@@ -90,15 +90,15 @@ def absolute(path: str) -> str:
         ) from None
 
 
-def _suggested(folder: str) -> str:
+def _suggest_patterns(folder: str) -> str:
     """Patterns that match the files of a folder, by their suffixes."""
-    found = Counter(_known_suffix(name) for name in _some_names(folder) if not name.startswith("."))
+    found = Counter(_find_suffix(name) for name in _list_some_names(folder) if not name.startswith("."))
     del found[""]
     patterns = [f"{os.path.join(folder, f'*{suffix}')!r} ({count:,})" for suffix, count in found.most_common(3)]
     return ", or ".join(patterns) or repr(os.path.join(folder, "*.hdf5"))
 
 
-def _some_names(folder: str) -> Iterator[str]:
+def _list_some_names(folder: str) -> Iterator[str]:
     try:
         with os.scandir(folder) as entries:
             yield from (entry.name for entry in islice(entries, LOOKED_AT))
@@ -106,23 +106,23 @@ def _some_names(folder: str) -> Iterator[str]:
         return
 
 
-def _known_suffix(name: str) -> str:
+def _find_suffix(name: str) -> str:
     """The longest suffix of a known format."""
     endings = (suffix for known in formats() for suffix in known.suffixes if name.lower().endswith(suffix))
     return max(endings, key=len, default="")
 
 
-def _matches(pattern: str, left_out: list[DataError | SourceError] | None) -> list[str]:
+def _match_pattern(pattern: str, left_out: list[DataError | SourceError] | None) -> list[str]:
     """What a pattern matches, in the order of numbers in names. Folders that are not datasets are
     skipped.
     """
     found = []
-    for name in sorted(glob.glob(pattern, recursive=True), key=_natural):
+    for name in sorted(glob.glob(pattern, recursive=True), key=_natural_key):
         is_folder = os.path.isdir(name)
         if os.path.isfile(name) or (is_folder and folder_format(name) is not None):
             found.append(name)
-        elif not is_folder or _known_suffix(name):
-            what = "a folder in which the files of a dataset are not there" if is_folder else _what_is_no_file(name)
+        elif not is_folder or _find_suffix(name):
+            what = "a folder in which the files of a dataset are not there" if is_folder else _describe_no_file(name)
             error = Missing(
                 f'{name}: {what}, and {pattern!r} matches it. Remove it, name the files, or pass on_error="skip"'
             )
@@ -132,21 +132,21 @@ def _matches(pattern: str, left_out: list[DataError | SourceError] | None) -> li
     return found
 
 
-def _what_is_no_file(name: str) -> str:
+def _describe_no_file(name: str) -> str:
     return "a pipe or a device" if os.path.exists(name) else "a link to a file that is not there"
 
 
-def _addresses(pattern: str, files: Files) -> list[str]:
+def _list_addresses(pattern: str, files: Files) -> list[str]:
     """Files on other machines, by addresses without secrets."""
     found: list[str] = []
-    for each in expanded(pattern):
+    for each in expand_pattern(pattern):
         # In a web address, a question mark begins the query: it is no pattern.
         starred = glob.has_magic(each.replace("?", "")) if is_in_bucket(each) else "*" in each.partition("?")[0]
-        found += sorted(files.remote.listed(each), key=_natural) if starred else [each]
+        found += sorted(files.remote.listed(each), key=_natural_key) if starred else [each]
     return [files.remote.admit(each) for each in found]
 
 
-def expanded(name: str) -> list[str]:
+def expand_pattern(name: str) -> list[str]:
     """All names that a pattern in braces stands for."""
     found = list(islice(expand_braces(name), MOST_FILES + 1))
     if len(found) > MOST_FILES:
@@ -154,25 +154,25 @@ def expanded(name: str) -> list[str]:
     return found
 
 
-def _natural(name: str) -> list[tuple[int, int | str]]:
+def _natural_key(name: str) -> list[tuple[int, int | str]]:
     """Sort key that puts session 2 before session 10."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
     """``a{1,2}b{08..10}`` -> every combination, the last brace changing fastest, as a shell does."""
-    inside = _first_braces(pattern)
+    inside = _find_braces(pattern)
     if inside is None:
-        yield _unescaped(pattern)
+        yield _unescape(pattern)
         return
     begin, commas, end = inside
-    before = _unescaped(pattern[:begin])
-    for middle in _alternatives(pattern, begin, commas, end):
+    before = _unescape(pattern[:begin])
+    for middle in _expand_alternatives(pattern, begin, commas, end):
         for after in expand_braces(pattern[end + 1 :]):
             yield before + middle + after
 
 
-def _alternatives(pattern: str, begin: int, commas: list[int], end: int) -> Iterator[str]:
+def _expand_alternatives(pattern: str, begin: int, commas: list[int], end: int) -> Iterator[str]:
     body = pattern[begin + 1 : end]
     if commas:
         for left, right in zip([begin, *commas], [*commas, end], strict=True):
@@ -195,7 +195,7 @@ def _steps(first: int, last: int, step: str | None) -> range:
     return range(first, last + 1, size) if first <= last else range(first, last - 1, -size)
 
 
-def _first_braces(pattern: str) -> tuple[int, list[int], int] | None:
+def _find_braces(pattern: str) -> tuple[int, list[int], int] | None:
     """Where the first brace opens, the commas directly inside it, and where it closes."""
     depth, begin = 0, -1
     commas: list[int] = []
@@ -217,5 +217,5 @@ def _first_braces(pattern: str) -> tuple[int, list[int], int] | None:
     return None
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)

@@ -161,10 +161,10 @@ def plugin_formats() -> Sequence[Format]:
     """The formats that installed packages register."""
     from importlib.metadata import entry_points  # slow to import
 
-    return tuple(_loaded(entry) for entry in entry_points(group=ENTRY_POINT_GROUP))
+    return tuple(_load_entry(entry) for entry in entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _loaded(entry: Any) -> Format:
+def _load_entry(entry: Any) -> Format:
     found = entry.load()
     if not isinstance(found, Format):
         raise ConfigError(

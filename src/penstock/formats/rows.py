@@ -26,11 +26,6 @@ def common_rows(path: str, rows: Mapping[str, int], *, asked_for: bool) -> int:
     return next(iter(rows.values()))
 
 
-def without_axis(sizes: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """The shape of one row, from the shape of an array."""
-    return (*sizes[:axis], *sizes[axis + 1 :])
-
-
 def list_names(names: Iterable[str]) -> str:
     """Names for a message: at most ten."""
     known = list(names)

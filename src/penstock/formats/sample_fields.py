@@ -37,7 +37,7 @@ class SampleFields:
     table: SampleTable
     options: "OpenOptions"
     layout: str = "members of an archive"
-    patterns: bool = False
+    has_patterns: bool = False
     """Whether the table's fields are patterns of keys."""
 
     def members(self, name: str, column: int, kind_of: Callable[[bytes], Kind]) -> Members:
@@ -63,7 +63,7 @@ class SampleFields:
         )
         if kind is None:
             raise Missing(f"{self.file.path}: no sample has {table.fields[column]!r}")
-        pattern = table.fields[column] if self.patterns else ""
+        pattern = table.fields[column] if self.has_patterns else ""
         return Members(
             self.file, name, stored=kind.dtype, shape=kind.shape, rows=table.samples, offsets=offsets,
             lengths=table.lengths[:, column], keys=table.keys, kind=kind, table_bytes=table.index_bytes,
@@ -82,7 +82,7 @@ class SampleFields:
     def _place(self, sample: int, column: int) -> str:
         """Where a member is, for messages."""
         field, offset = self.table.fields[column], int(self.table.offsets[sample, column])
-        name = (field if self.patterns else f"*.{field}").replace("*", self.table.keys[sample], 1)
+        name = (field if self.has_patterns else f"*.{field}").replace("*", self.table.keys[sample], 1)
         return f"{self.file.path}: {name} at offset {offset:,}"
 
     def _largest_picture(self, column: int) -> int:

@@ -21,7 +21,7 @@ OpenFields = Callable[[tuple[str, ...]], Any]
 
 def is_sparse(attributes: Mapping[str, Any]) -> bool:
     """Whether a group with these attributes is a sparse matrix."""
-    return _text(attributes.get(KIND)) in (ROWS, BY_COLUMN)
+    return _as_text(attributes.get(KIND)) in (ROWS, BY_COLUMN)
 
 
 def with_matrices(rows: Mapping[str, int], attributes_of: Callable[[str], Mapping[str, Any]]) -> dict[str, int]:
@@ -41,18 +41,18 @@ def rows_of(attributes: Mapping[str, Any]) -> int:
     return int(sizes[0]) if sizes.shape == (2,) and sizes.dtype.kind in "iu" else -1
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def open_sparse(path: str, name: str, attributes: Mapping[str, Any], open_fields: OpenFields) -> StoreBase:
     """The rows of the sparse matrix in the group ``name``."""
-    if _text(attributes.get(KIND)) == BY_COLUMN:
+    if _as_text(attributes.get(KIND)) == BY_COLUMN:
         raise SchemaMismatch(
             f"{path}: {name!r} is a sparse matrix stored by column ({BY_COLUMN}), so that a row lies all over the "
             f"file; store it by row: matrix.tocsr()"
         )
-    rows, columns = _shape(path, name, attributes.get(SHAPE))
+    rows, columns = _check_shape(path, name, attributes.get(SHAPE))
     ends_name = f"{name}/indptr"
     table = as_base(open_fields((ends_name,)))
     check_can_be_held(path, 8 * len(table), f"{name!r} has {len(table):,} rows", "Split the file")
@@ -70,7 +70,7 @@ def open_sparse(path: str, name: str, attributes: Mapping[str, Any], open_fields
     return SparseRows(name, elements, ends, columns)
 
 
-def _shape(path: str, name: str, given: Any) -> tuple[int, int]:
+def _check_shape(path: str, name: str, given: Any) -> tuple[int, int]:
     sizes = np.asarray(given if given is not None else [])
     if sizes.shape != (2,) or sizes.dtype.kind not in "iu" or (sizes < 0).any():
         raise Corrupt(f"{path}: the sparse matrix {name!r} has the shape {given!r}; expected rows and columns")

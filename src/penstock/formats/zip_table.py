@@ -149,11 +149,8 @@ def damaged_members(path: str, files: Files) -> Iterator[tuple[int, int, str]]:
         except SourceError:
             raise
         except Exception as error:  # as above
-            yield begin, end, f"{path}: {name} at offset {begin:,}: {_describe(error)}; {FETCH}"
-
-
-def _describe(error: Exception) -> str:
-    return _WRONG_SUM if "CRC-32" in str(error) else str(error) or type(error).__name__
+            what = _WRONG_SUM if "CRC-32" in str(error) else str(error) or type(error).__name__
+            yield begin, end, f"{path}: {name} at offset {begin:,}: {what}; {FETCH}"
 
 
 def _header_bytes(file: FileId, headers: np.ndarray) -> np.ndarray:

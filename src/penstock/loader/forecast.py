@@ -305,7 +305,7 @@ def _advice(
             f"{made.slots_wanted} slots for batches instead of {made.slots}. The smallest budget that works is "
             f"{format_size(made.smallest_bytes)}"
         )
-    if any(path.far for path in paths):
+    if any(path.is_far for path in paths):
         said.append("Every epoch reads over the network: cache_dir= keeps local copies of the files, as many as fit")
     large = [name for name, spec in contents.fields.items() if spec.row_bytes >= LARGE_ROW_BYTES]
     if large and all(path.amplification >= 1 for path in paths):

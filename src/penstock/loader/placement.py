@@ -161,7 +161,7 @@ def _with_sizes(store: StoreBase, placement: Placement) -> Placement:
 
 def _threads(threads: int | Auto, paths: Sequence[ReadPath]) -> Placement:
     if isinstance(threads, str) and threads == "auto":
-        first = max(cores(), FAR_THREADS) if any(path.far for path in paths) else cores()
+        first = max(cores(), FAR_THREADS) if any(path.is_far for path in paths) else cores()
         mapped = [path.mapped_files for path in paths if path.stored_bytes]
         alone = bool(mapped) and min(mapped) > 0 and max(mapped) > MANY_MAPPED
         return Placement(threads=1 if alone else first, most_threads=first * MOST_TIMES)

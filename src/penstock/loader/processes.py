@@ -181,7 +181,7 @@ class ReaderProcess:
         """Start it again, if it is not up, and wait until it is."""
         until = time.monotonic() + START_WITHIN_S
         while not self.is_ready():
-            if self.failure or self._is_closed or stop.asked() or time.monotonic() > until:
+            if self.failure or self._is_closed or stop.is_asked() or time.monotonic() > until:
                 why = self.failure or f"nothing came from the new one in {START_WITHIN_S:.0f} s"
                 raise NoReader(f"a reader process died, and could not be started again: {why}")
             time.sleep(LOOK_EVERY_S)

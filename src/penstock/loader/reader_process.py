@@ -200,7 +200,7 @@ class ReadServer:
             share=task.share, fields=task.fields,
         )  # fmt: skip
         writer = SlotWriter(self._stores[task.source], block.memory_of, skip=self._skip)
-        if stopping.asked():
+        if stopping.is_asked():
             return ReadAnswer(0.0, 0.0, counters.collect())
         notes = _ReadLog()
         if task.is_watched:

@@ -114,7 +114,7 @@ def _layout(order: Order, paths: Sequence[ReadPath]) -> dict[str, Any]:
         "amplification": worst.amplification if worst else 1.0,
         "advice": advice(paths, in_blocks=in_blocks, window_rows=_blocks(order).get("window_rows", 0), quality=quality),
         "remedy": worst.remedy if worst else "",
-        "far": any(path.far for path in paths),
+        "far": any(path.is_far for path in paths),
     }
 
 

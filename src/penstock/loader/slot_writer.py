@@ -60,7 +60,7 @@ class SlotWriter:
 
     def _record_error(self, error: BaseException, read: Read, first: int, last: int) -> None:
         """Find out which of these batches, or which of their samples, an error belongs to."""
-        if stopping.asked():  # these batches are not needed any more
+        if stopping.is_asked():  # these batches are not needed any more
             return
         is_alone = last - first == 1
         if self._skip and isinstance(error, BAD_INPUT):
@@ -101,7 +101,7 @@ class SlotWriter:
 
     def _skip_bad(self, part: BatchRows, fields: tuple[str, ...] | None, *, known_bad: bool = False) -> None:
         """Read the samples that can be read, and leave out the others, which are found by halves."""
-        if stopping.asked():
+        if stopping.is_asked():
             return
         if known_bad and len(part.rows) > 1:
             middle = len(part.rows) // 2

@@ -65,7 +65,7 @@ class Source:
         self.faults = options.faults()
         self.partition = options.partition(len(order), batch_size)
         self.columns, self.fields = check_columns(ds, options.columns), ds.fields
-        self._views = {name: axes.order for name, axes in ds.axes.items() if not axes.contiguous}
+        self._views = {name: axes.order for name, axes in ds.axes.items() if not axes.is_contiguous}
         self.store = output.prepare(*chosen(ds, self.columns))
         paths = read_paths(self.store)
         self.request = request_for(

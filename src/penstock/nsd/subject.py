@@ -16,7 +16,7 @@ from penstock.dataset.composition import concat
 from penstock.dataset.dataset import Dataset, OnError, check_on_error
 from penstock.errors import ConfigError, DataError, Missing
 from penstock.files.files import Files, remote_files
-from penstock.formats.paths import absolute
+from penstock.formats.paths import make_absolute
 from penstock.nsd import bucket
 from penstock.nsd.betas import SessionFiles, Sessions, chosen_sessions, ranges, why_no_sessions
 from penstock.nsd.dataset import COLUMNS, NSDDataset
@@ -62,7 +62,7 @@ class NSD:
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         subject = checks.whole("subject", subject, least=1, most=len(SUBJECTS))
-        place = absolute(checks.path("root", root))
+        place = make_absolute(checks.path("root", root))
         if (inner := Layout.of_folder(place)).root != place:
             raise ConfigError(
                 f"root={place!r}: is the folder of one version of betas. Pass NSD({inner.root!r}, {inner.subject}, "
@@ -85,7 +85,7 @@ class NSD:
             raise Missing(f"{self.layout.root}: {what}; expected the folder that holds nsddata_betas and nsddata")
         else:
             self._files = SessionFiles.find(self.layout)
-        copies = self.layout.prepared if prepared is None else absolute(checks.path("prepared", prepared))
+        copies = self.layout.prepared if prepared is None else make_absolute(checks.path("prepared", prepared))
         self._prepared = Prepared(copies, self.layout.version, files)
         self.sessions: tuple[int, ...] = tuple(sorted({*self._files.paths, *self._prepared.sessions()}))
         """The sessions on disk."""
@@ -382,7 +382,7 @@ class NSD:
 
 def subjects(root: str | os.PathLike[str], space: str = "func1pt8mm", betas: str = "b3") -> list[int]:
     """Subjects with betas in this space and version, or with copies of them."""
-    place = absolute(checks.path("root", root))
+    place = make_absolute(checks.path("root", root))
     if not os.path.isdir(place):
         raise Missing(f"{place}: no such folder; expected the folder of a release on this machine")
     layouts = [Layout(place, subject, space, BETAS.get(betas, betas)) for subject in SUBJECTS]

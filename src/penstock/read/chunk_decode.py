@@ -13,7 +13,7 @@ from penstock.base.spec import Cast
 from penstock.errors import Corrupt, DecodeFailed, LimitExceeded, Missing, Truncated
 from penstock.files.files import Files
 from penstock.files.handles import NOT_SEEN, Handle
-from penstock.read.chunk_files import ChunksInFile, index_scratch_bytes, spread
+from penstock.read.chunk_files import ChunksInFile, index_scratch_bytes, table_of_files
 from penstock.read.codecs import Checksum, ChunkDecoder, Unshuffle, decoder
 from penstock.read.convert import (
     block_bytes,
@@ -55,7 +55,7 @@ class Decoding:
 
     def __init__(self, array: Chunks, files: Files) -> None:
         self.array, self.files = array, files
-        self.many_files = spread(array)
+        self.many_files = table_of_files(array)
         self.decoders = [decoder(codec) for codec in reversed(array.codecs)]
         self.is_checked = bool(array.table.checked_by)
 
@@ -68,7 +68,7 @@ class Decoding:
         between = sum(not isinstance(decode, Checksum) for decode in self.decoders[:-1])
         # Between decoding and converting. If some chunks skip codecs, any codec may be the last one.
         apart = cast is not None and bool(self.decoders)
-        apart = apart and (not _is_piecewise(self.decoders[-1]) or array.table.some_skipped)
+        apart = apart and (not _is_piecewise(self.decoders[-1]) or array.table.has_skipped)
         converted = aligned(block_bytes(array.chunk_bytes // array.stored.itemsize, array.stored.itemsize))
         decoded = aligned(array.chunk_bytes) * (between + apart)
         reading = encoded + decoded + (converted + read_converted_scratch_bytes(array, 1, cast) if cast else 0)
@@ -114,7 +114,7 @@ class Decoding:
         return found.offsets, lengths
 
     def _present_one(self, handle: Handle, offset: int, length: int) -> tuple[int, int]:
-        """The same of one chunk."""
+        """``present`` for one chunk."""
         if handle.size == NOT_SEEN:
             return NEVER_WRITTEN, 0
         length = handle.size - offset if length < 0 else length
@@ -224,7 +224,7 @@ class Decoding:
                 self._decode(between, later, goal, cast)
         elif cast is None:
             decode(source, goal.view(np.uint8))
-        elif isinstance(decode, Unshuffle) and decode.piecewise:
+        elif _is_piecewise(decode):
             self._unshuffle_converting(decode, source, goal, cast)
         else:
             with borrow(self.array.chunk_bytes) as decoded:
@@ -251,5 +251,5 @@ def _is_only_checked(decoders: list[ChunkDecoder], place: ChunkPlace, goal: np.n
     return only and place.length == goal.nbytes + Checksum.BYTES
 
 
-def _is_piecewise(decode: ChunkDecoder) -> bool:
-    return isinstance(decode, Unshuffle) and decode.piecewise
+def _is_piecewise(decode: ChunkDecoder) -> TypeGuard[Unshuffle]:
+    return isinstance(decode, Unshuffle) and decode.is_piecewise

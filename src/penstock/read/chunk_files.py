@@ -16,10 +16,11 @@ import numpy as np
 from penstock.base import fork
 from penstock.base.file_id import FileId
 from penstock.base.scratch import aligned, borrow
+from penstock.base.spec import without_axis
 from penstock.base.urls import is_remote
 from penstock.errors import Corrupt, PenstockError, Truncated
 from penstock.files.files import Files
-from penstock.files.handles import NOT_SEEN, Handle, identify, unseen
+from penstock.files.handles import NOT_SEEN, Handle, identify, unseen_file
 from penstock.read import codecs
 from penstock.read.extents import NEVER_WRITTEN, Chunks
 
@@ -36,7 +37,7 @@ _NOWHERE = 2**64 - 1  # offset and length of an absent chunk in a shard's index
 
 
 class ChunksInFile(NamedTuple):
-    """Those of the wanted chunks that lie in one file."""
+    """The wanted chunks that lie in one file."""
 
     file: FileId
     lines: np.ndarray
@@ -101,7 +102,7 @@ class FolderNames:
     separator: str = "."
 
     def place(self, at: tuple[int, ...]) -> tuple[FileId, int, int]:
-        return unseen(f"{self.root}/{self.before}{self.separator.join(map(str, at))}"), 0, TO_THE_END
+        return unseen_file(f"{self.root}/{self.before}{self.separator.join(map(str, at))}"), 0, TO_THE_END
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,12 @@ class Grid:
 
     @cached_property
     def within_row(self) -> tuple[int, ...]:
-        return (*self.counts[: self.row_axis], *self.counts[self.row_axis + 1 :])
+        return without_axis(self.counts, self.row_axis)
+
+    def by_block(self, column: np.ndarray) -> np.ndarray:
+        """A number per chunk, in C order along the array's axes, as (blocks, pieces)."""
+        moved = np.moveaxis(column.reshape(self.counts), self.row_axis, 0)
+        return np.ascontiguousarray(moved).reshape(self.shape)
 
     def coordinates(self, block: int, pieces: np.ndarray) -> np.ndarray:
         """(pieces, axes)"""
@@ -128,7 +134,7 @@ class Grid:
         return np.stack(along, axis=1)
 
     def coordinate(self, block: int, piece: int) -> tuple[int, ...]:
-        """The same of one piece, ten times as fast."""
+        """The coordinates of one piece, ten times as fast."""
         along: list[int] = []
         for count in reversed(self.within_row):
             piece, at = divmod(piece, count)
@@ -142,7 +148,7 @@ class FileTable:
     """One file per chunk."""
 
     stored_bytes = missing = end = index_bytes = 0
-    some_skipped = False
+    has_skipped = False
     checked_by = ""
     text = "a file each"
 
@@ -157,7 +163,7 @@ class FileTable:
         count = prod(grid)
         some = (np.unravel_index(number, grid) for number in range(0, count, -(-count // most)))
         places = (self.places.place(tuple(int(each) for each in at)) for at in some)
-        return tuple(_size(file.path) if length == TO_THE_END else length for file, _, length in places)
+        return tuple(_find_size(file.path) if length == TO_THE_END else length for file, _, length in places)
 
     @property
     def _files_grid(self) -> tuple[int, ...]:
@@ -186,9 +192,9 @@ class ShardIndex:
 
     chunks: tuple[int, ...]
     """Chunks of a shard along each axis."""
-    at_end: bool = True
+    is_at_end: bool = True
     order: str = "<"
-    checksum: bool = True
+    has_checksum: bool = True
 
     @property
     def table_bytes(self) -> int:
@@ -201,7 +207,7 @@ class ShardIndex:
 
     @property
     def stored_bytes(self) -> int:
-        return self.table_bytes + (codecs.Checksum.BYTES if self.checksum else 0)
+        return self.table_bytes + (codecs.Checksum.BYTES if self.has_checksum else 0)
 
 
 class ShardTable(FileTable):
@@ -298,7 +304,7 @@ class ShardTable(FileTable):
                     f"{file.path}: the shard {shard} has {size:,} bytes, too few for its index of {needed:,}. It "
                     f"was cut short, perhaps by an unfinished copy: restore it"
                 )
-            begin = offset + (size - needed if self.index.at_end else 0)
+            begin = offset + (size - needed if self.index.is_at_end else 0)
             with borrow(needed) as stored:
                 table = self._checked(handle, begin, size, stored, shard).view(np.int64)
             table[table[:, 0] == NEVER_WRITTEN, 1] = 0
@@ -309,13 +315,13 @@ class ShardTable(FileTable):
     def _checked(self, handle: Handle, begin: int, size: int, stored: np.ndarray, shard: tuple[int, ...]) -> np.ndarray:
         handle.read_into(begin, stored)
         try:
-            payload = codecs.Crc32c().checked(stored) if self.index.checksum else stored
+            payload = codecs.Crc32c().checked(stored) if self.index.has_checksum else stored
         except Corrupt as error:
             raise Corrupt(
                 f"{handle.file.path}: the index of shard {shard} is damaged ({error}); restore the file"
             ) from None
         table = payload.view(f"{self.index.order}u8").astype(np.uint64).reshape(-1, 2)
-        beyond = _first_beyond(table, size)
+        beyond = _find_beyond(table, size)
         if beyond is not None:
             first, length = beyond
             raise Truncated(
@@ -325,7 +331,7 @@ class ShardTable(FileTable):
         return table
 
 
-def _first_beyond(table: np.ndarray, size: int) -> tuple[int, int] | None:
+def _find_beyond(table: np.ndarray, size: int) -> tuple[int, int] | None:
     """Offset and length of the first chunk that ends beyond the shard; searched in pieces to save memory."""
     for begin in range(0, len(table), CHECKED_AT_ONCE):
         some = table[begin : begin + CHECKED_AT_ONCE]
@@ -337,14 +343,14 @@ def _first_beyond(table: np.ndarray, size: int) -> tuple[int, int] | None:
     return None
 
 
-def _size(path: str) -> int:
+def _find_size(path: str) -> int:
     try:
         return identify(path).size
     except PenstockError:
         return NOT_SEEN
 
 
-def spread(array: Chunks) -> FileTable | None:
+def table_of_files(array: Chunks) -> FileTable | None:
     """The table of an array whose chunks lie in many files; else None."""
     return array.table if isinstance(array.table, FileTable) else None
 

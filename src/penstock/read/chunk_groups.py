@@ -19,7 +19,7 @@ from penstock.files.handles import Handle
 from penstock.read.chunk_blocks import BlockReader, WantedRows, place_elements
 from penstock.read.chunk_decode import ChunkPlace, check_crc32
 from penstock.read.chunk_files import locating_bytes
-from penstock.read.coalesce import consecutive, spans
+from penstock.read.coalesce import are_consecutive, plan_spans
 from penstock.read.convert import convert, convert_scratch_bytes
 from penstock.read.extents import NEVER_WRITTEN, Chunks
 from penstock.read.part import RowPart
@@ -54,7 +54,7 @@ class SmallChunks(BlockReader):
         offsets, lengths, _ = self.array.table.find(0, pieces)
         written = np.flatnonzero(offsets != NEVER_WRITTEN)
         gap, most = self.policy.chunk_gap_bytes, self.policy.chunk_span_bytes
-        return sum(end - first for _, first, end in spans(offsets, lengths, written, gap, most))
+        return sum(end - first for _, first, end in plan_spans(offsets, lengths, written, gap, most))
 
     def scratch_bytes(self, rows: int) -> int:
         array = self.array
@@ -75,7 +75,7 @@ class SmallChunks(BlockReader):
         goal = wanted.target.reshape(len(wanted.target), -1)
         rows, places = wanted.inner.tolist(), wanted.at.tolist()
         mine = share_of(len(self._wanted), share)
-        in_one_piece = self.cast is None and consecutive(wanted.inner) and consecutive(wanted.at)
+        in_one_piece = self.cast is None and are_consecutive(wanted.inner) and are_consecutive(wanted.at)
         for begin in mine[:: self.group]:
             end = min(begin + self.group, mine.stop)
             pieces = self._wanted.pieces(begin, end)
@@ -132,7 +132,7 @@ class SmallChunks(BlockReader):
         written = np.flatnonzero(offsets != NEVER_WRITTEN)
         as_stored = not decoding.decoders and wanted.sums is None
         gap, most = self.policy.chunk_gap_bytes, self.policy.chunk_span_bytes
-        for some, begin, end in spans(offsets, lengths, written, gap, most):
+        for some, begin, end in plan_spans(offsets, lengths, written, gap, most):
             lines, starts = wanted.numbers[some], offsets[some] - begin
             with borrow(end - begin) as read:
                 try:

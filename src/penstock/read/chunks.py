@@ -15,7 +15,7 @@ from penstock.files.files import Files
 from penstock.files.handles import Handle
 from penstock.read.chunk_blocks import BlockReader, WantedRows, place_elements
 from penstock.read.chunk_groups import SmallChunks
-from penstock.read.coalesce import consecutive
+from penstock.read.coalesce import are_consecutive
 from penstock.read.convert import convert_piece
 from penstock.read.extents import Chunks
 from penstock.read.part import Box, Mask, RowPart
@@ -63,7 +63,7 @@ class BoxChunks(BlockReader):
         array, target = self.array, wanted.target.reshape(len(wanted.target), *self._box)
         order = np.argsort(wanted.inner, kind="stable")
         inner, at = wanted.inner[order], wanted.at[order]
-        is_whole = len(inner) == array.rows_per_chunk and inner[0] == 0 and consecutive(inner)
+        is_whole = len(inner) == array.rows_per_chunk and inner[0] == 0 and are_consecutive(inner)
         with borrow(array.chunk_bytes) as scratch:
             chunk = self._by_rows(scratch)[0]
             for number in share_of(len(self.pieces), share):

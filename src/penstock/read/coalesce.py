@@ -19,7 +19,7 @@ class RowRun(NamedTuple):
     rows: int
 
 
-def neighbours(sources: np.ndarray, targets: np.ndarray) -> list[RowRun]:
+def merge_neighbours(sources: np.ndarray, targets: np.ndarray) -> list[RowRun]:
     """Merge items whose source and target numbers both go up by one."""
     runs: list[RowRun] = []
     source, target, count = 0, 0, 0
@@ -35,15 +35,15 @@ def neighbours(sources: np.ndarray, targets: np.ndarray) -> list[RowRun]:
     return runs
 
 
-def consecutive(numbers: np.ndarray) -> bool:
+def are_consecutive(numbers: np.ndarray) -> bool:
     """Whether they follow each other, so that a slice can stand for them."""
     if len(numbers) == 1:
         return True
     return bool(numbers[-1] - numbers[0] == len(numbers) - 1 and (numbers[1:] - numbers[:-1] == 1).all())
 
 
-def limited(runs: Iterable[RowRun], most: int) -> list[RowRun]:
-    """The same, with no read of more than ``most`` rows."""
+def limit_runs(runs: Iterable[RowRun], most: int) -> list[RowRun]:
+    """Runs cut so that none has more than ``most`` rows."""
     return [
         RowRun(run.source + done, run.target + done, min(most, run.rows - done))
         for run in runs
@@ -60,7 +60,7 @@ class ReadSpan(NamedTuple):
     end: int
 
 
-def spans(
+def plan_spans(
     offsets: np.ndarray, lengths: np.ndarray, wanted: np.ndarray, gap_bytes: int, most_bytes: int
 ) -> Iterator[ReadSpan]:
     """Ranges ``wanted`` of those given -> reads in the order of the file.

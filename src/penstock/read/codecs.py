@@ -2,12 +2,14 @@
 
 A codec decodes ``source`` into exactly ``target``; more or fewer bytes are an error. Libraries are imported where they
 are used, and every call in here releases the interpreter's lock while it works.
+
+A new codec is a row of ``_TABLE``, and a decoder class if imagecodecs does not decode it.
 """
 
 import ctypes
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,86 +22,21 @@ from penstock.read.convert import blocks
 from penstock.read.extents import CodecId
 
 
-class Codec(NamedTuple):
-    """One codec, and its names elsewhere."""
-
-    name: str
-    """In tables of chunks and in messages."""
-    decoder: str = ""
-    """The function that decodes it, in imagecodecs or in bitshuffle's library."""
-    hdf5: int | None = None
-    """The number of the HDF5 filter."""
-    zarr: str = ""
-    """Its name in Zarr metadata: of version 2, and after ``numcodecs.`` of version 3."""
-    checks: str = ""
-    """The checksum by which it notices a damaged chunk; empty if it may not notice."""
-    kind: str = "compressor"
-
-
-_TABLE = (
-    Codec("shuffle", hdf5=2, zarr="shuffle", kind="shuffle"),
-    Codec("deflate", "deflate_decode", 1, "zlib", "adler32"),  # libdeflate: three times as fast as zlib
-    Codec("gzip", "gzip_decode", None, "gzip", "crc32"),
-    Codec("zstd", "zstd_decode", 32015, "zstd"),
-    Codec("blosc", "blosc_decode", 32001, "blosc"),
-    Codec("lzf", "lzf_decode", 32000),
-    Codec("lz4", "lz4h5_decode", 32004),  # in the frame of HDF5's filter
-    Codec("lz4-sized", "lz4_decode", None, "lz4"),  # one block after its size, as numcodecs writes it
-    Codec("bitshuffle-lz4", "bshuf_decompress_lz4", 32008, kind="bitshuffle"),
-    Codec("bitshuffle-zstd", "bshuf_decompress_zstd", 32008, kind="bitshuffle"),
-    Codec("fletcher32", hdf5=3, checks="fletcher32", kind="checksum"),
-    Codec("crc32c", zarr="crc32c", checks="crc32c", kind="checksum"),
-)
-CODECS = {codec.name: codec for codec in _TABLE}
-"""Every codec that is decoded here. All decoders write into ``out=`` and release the interpreter's lock."""
-
-COMPRESSORS = frozenset(codec.name for codec in _TABLE if codec.kind == "compressor")
-
-BY_HDF5_FILTER = {codec.hdf5: codec.name for codec in _TABLE if codec.hdf5 is not None and codec.kind != "bitshuffle"}
-BITSHUFFLE_FILTER = 32008
-BITSHUFFLE_COMPRESSORS = {2: "bitshuffle-lz4", 3: "bitshuffle-zstd"}
-"""By the fifth parameter of HDF5's bitshuffle filter."""
-
-BY_ZARR_NAME = {codec.zarr: codec.name for codec in _TABLE if codec.zarr}
-
-
-def checked_by(names: Iterable[str]) -> str:
-    """The checksum that notices any damage to a chunk written through these codecs; empty if none does."""
-    found = sorted((CODECS[name] for name in names if CODECS[name].checks), key=lambda codec: codec.kind)
-    return found[0].checks if found else ""
-
-
 class ChunkDecoder(Protocol):
     """One codec, ready to run; ``source`` and ``target`` are contiguous uint8."""
 
     def __call__(self, source: np.ndarray, target: np.ndarray) -> None: ...
 
 
-def decoder(codec: CodecId) -> ChunkDecoder:
-    """The decoder of a codec in a table of chunks."""
-    name, parameter = codec
-    known = CODECS.get(name)
-    if known is None:
-        raise ConfigError(f"no decoder for codec {name!r}; known: {', '.join(CODECS)}")
-    if known.kind == "shuffle":
-        return Unshuffle(parameter)
-    if known.kind == "checksum":
-        return CHECKSUMS[name]()
-    return Bitshuffled(known, parameter) if known.kind == "bitshuffle" else Decompress(known)
-
-
 # No compressor writes less. Of fewer bytes, some decoders read what lies beyond them.
 LEAST_BYTES = 2
 
-HEADED = {"lz4-sized"}
-"""Codecs whose decoder needs ``header=True``: a size comes first."""
-
 
 class Decompress:
-    """Undoes a general compressor."""
+    """Undoes a general compressor, by a function of imagecodecs."""
 
-    def __init__(self, codec: Codec) -> None:
-        self.name, self._function = codec.name, codec.decoder
+    def __init__(self, name: str, function: str, **options: Any) -> None:
+        self.name, self._function, self._options = name, function, options
 
     def __call__(self, source: np.ndarray, target: np.ndarray) -> None:
         try:
@@ -110,11 +47,8 @@ class Decompress:
             ) from None
         if len(source) < LEAST_BYTES:
             raise DecodeFailed(f"{self.name}: {len(source)} bytes do not decode to the expected {len(target):,}")
-        if self.name == "blosc":
-            _check_blosc(source, len(target))
-        headed = {"header": True} if self.name in HEADED else {}
         try:
-            decoded = getattr(imagecodecs, self._function)(source, out=target, **headed)
+            decoded = getattr(imagecodecs, self._function)(source, out=target, **self._options)
         except ImportError as error:
             raise cannot_load(self._function) from error
         except (RuntimeError, ValueError) as error:  # its own errors derive from the one, bad arguments are the other
@@ -125,19 +59,21 @@ class Decompress:
             raise DecodeFailed(f"{self.name}: decodes to {len(decoded):,} bytes, expected {len(target):,}")
 
 
-BLOSC_HEADER = struct.Struct("<4B3I")
-"""Four settings, then bytes decoded, bytes per block, and bytes stored, this header counted."""
+class DecompressBlosc(Decompress):
+    """Undoes blosc, whose library believes the sizes in a chunk's header, and would read beyond what is there."""
 
+    HEADER = struct.Struct("<4B3I")
+    """Four settings, then bytes decoded, bytes per block, and bytes stored, this header counted."""
 
-def _check_blosc(source: np.ndarray, size: int) -> None:
-    """Compare what a chunk of blosc's says of its sizes: the library believes it, and reads beyond what is there."""
-    if len(source) < BLOSC_HEADER.size:
-        raise DecodeFailed(f"blosc: {len(source)} bytes have no room for a header")
-    *_, decoded, _, stored = BLOSC_HEADER.unpack_from(source.data)
-    if stored != len(source):
-        raise DecodeFailed(f"blosc: {len(source):,} bytes, where its header says {stored:,}")
-    if decoded != size:
-        raise DecodeFailed(f"blosc: decodes to {decoded:,} bytes, expected {size:,}")
+    def __call__(self, source: np.ndarray, target: np.ndarray) -> None:
+        if len(source) < self.HEADER.size:
+            raise DecodeFailed(f"blosc: {len(source)} bytes have no room for a header")
+        *_, decoded, _, stored = self.HEADER.unpack_from(source.data)
+        if stored != len(source):
+            raise DecodeFailed(f"blosc: {len(source):,} bytes, where its header says {stored:,}")
+        if decoded != len(target):
+            raise DecodeFailed(f"blosc: decodes to {decoded:,} bytes, expected {len(target):,}")
+        super().__call__(source, target)
 
 
 def cannot_load(function: str) -> Unavailable:
@@ -156,8 +92,8 @@ class Bitshuffled:
 
     HEADER = struct.Struct(">QI")
 
-    def __init__(self, codec: Codec, width: int) -> None:
-        self.name, self._function, self.width = codec.name, codec.decoder, width
+    def __init__(self, name: str, function: str, width: int) -> None:
+        self.name, self._function, self.width = name, function, width
 
     def __call__(self, source: np.ndarray, target: np.ndarray) -> None:
         if len(source) < self.HEADER.size:
@@ -205,8 +141,11 @@ def _functions(library: str, names: tuple[str, ...]) -> dict[str, Any]:
         return {}
 
 
+BITSHUFFLE_FUNCTIONS = {"bitshuffle-lz4": "bshuf_decompress_lz4", "bitshuffle-zstd": "bshuf_decompress_zstd"}
+
+
 def _bitshuffle_library() -> dict[str, Any]:
-    found = _functions("libh5bshuf", tuple(codec.decoder for codec in _TABLE if codec.kind == "bitshuffle"))
+    found = _functions("libh5bshuf", tuple(BITSHUFFLE_FUNCTIONS.values()))
     for function in found.values():
         function.restype = ctypes.c_int64
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_size_t] * 3]
@@ -220,12 +159,6 @@ def _native_unshuffle() -> Any | None:
         found.restype = ctypes.c_int32
         found.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]
     return found
-
-
-def available(codec: CodecId) -> bool:
-    """Whether a codec can be decoded here and now."""
-    known = CODECS.get(codec[0])
-    return known is not None and (known.kind != "bitshuffle" or bool(_bitshuffle_library()))
 
 
 class Checksum:
@@ -309,9 +242,6 @@ def _halves(stored: bytes, order: str) -> tuple[int, int]:
     return low % 65535, high % 65535
 
 
-CHECKSUMS: dict[str, type[Checksum]] = {"fletcher32": Fletcher32, "crc32c": Crc32c}
-
-
 class Unshuffle:
     """HDF5's byte shuffle undone: the n-th bytes of all elements were stored together."""
 
@@ -320,7 +250,7 @@ class Unshuffle:
         self._native = _native_unshuffle() if 1 < width < 256 else None
 
     @property
-    def piecewise(self) -> bool:
+    def is_piecewise(self) -> bool:
         """Whether to do it block by block, and convert each block while it is in the cache."""
         return self._native is None
 
@@ -348,3 +278,75 @@ class Unshuffle:
         else:
             for place, plane in enumerate(planes):
                 target[place :: self.width] = plane
+
+
+class Codec(NamedTuple):
+    """One codec, and its names elsewhere."""
+
+    name: str
+    """In tables of chunks and in messages."""
+    make: Callable[[int], ChunkDecoder]
+    """Makes its decoder, from the codec's parameter."""
+    hdf5: int | None = None
+    """The number of the HDF5 filter."""
+    zarr: str = ""
+    """Its name in Zarr metadata: of version 2, and after ``numcodecs.`` of version 3."""
+    checks: str = ""
+    """The checksum by which it notices a damaged chunk; empty if it may not notice."""
+    is_compressor: bool = False
+
+
+def _compressor(
+    name: str, function: str, hdf5: int | None = None, zarr: str = "", checks: str = "", **options: Any
+) -> Codec:
+    """One that imagecodecs decodes, with these options."""
+    return Codec(name, lambda _: Decompress(name, function, **options), hdf5, zarr, checks, is_compressor=True)
+
+
+def _bitshuffle(name: str) -> Codec:
+    return Codec(name, lambda width: Bitshuffled(name, BITSHUFFLE_FUNCTIONS[name], width), BITSHUFFLE_FILTER)
+
+
+BITSHUFFLE_FILTER = 32008
+BITSHUFFLE_COMPRESSORS = {2: "bitshuffle-lz4", 3: "bitshuffle-zstd"}
+"""By the fifth parameter of HDF5's bitshuffle filter."""
+
+_TABLE = (
+    Codec("shuffle", Unshuffle, hdf5=2, zarr="shuffle"),
+    _compressor("deflate", "deflate_decode", 1, "zlib", "adler32"),  # libdeflate: three times as fast as zlib
+    _compressor("gzip", "gzip_decode", None, "gzip", "crc32"),
+    _compressor("zstd", "zstd_decode", 32015, "zstd"),
+    Codec("blosc", lambda _: DecompressBlosc("blosc", "blosc_decode"), 32001, "blosc", is_compressor=True),
+    _compressor("lzf", "lzf_decode", 32000),
+    _compressor("lz4", "lz4h5_decode", 32004),  # in the frame of HDF5's filter
+    _compressor("lz4-sized", "lz4_decode", None, "lz4", header=True),  # one block after its size, as numcodecs writes
+    *map(_bitshuffle, BITSHUFFLE_FUNCTIONS),
+    Codec("fletcher32", lambda _: Fletcher32(), hdf5=3, checks="fletcher32"),
+    Codec("crc32c", lambda _: Crc32c(), zarr="crc32c", checks="crc32c"),
+)
+CODECS = {codec.name: codec for codec in _TABLE}
+"""Every codec that is decoded here. All decoders write into ``out=`` and release the interpreter's lock."""
+
+COMPRESSORS = frozenset(codec.name for codec in _TABLE if codec.is_compressor)
+BY_HDF5_FILTER = {codec.hdf5: codec.name for codec in _TABLE if codec.hdf5 not in (None, BITSHUFFLE_FILTER)}
+BY_ZARR_NAME = {codec.zarr: codec.name for codec in _TABLE if codec.zarr}
+
+
+def decoder(codec: CodecId) -> ChunkDecoder:
+    """The decoder of a codec in a table of chunks."""
+    name, parameter = codec
+    if name not in CODECS:
+        raise ConfigError(f"no decoder for codec {name!r}; known: {', '.join(CODECS)}")
+    return CODECS[name].make(parameter)
+
+
+def is_available(codec: CodecId) -> bool:
+    """Whether a codec can be decoded here and now."""
+    name, _ = codec
+    return name in CODECS and (name not in BITSHUFFLE_FUNCTIONS or bool(_bitshuffle_library()))
+
+
+def checked_by(names: Iterable[str]) -> str:
+    """The checksum that notices any damage to a chunk written through these codecs; empty if none does."""
+    found = sorted((CODECS[name] for name in names if CODECS[name].checks), key=lambda codec: codec.is_compressor)
+    return found[0].checks if found else ""

@@ -45,7 +45,7 @@ def convert(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
 
 
 def convert_axes(source: np.ndarray, target: np.ndarray, cast: Cast, axes: tuple[int, ...]) -> None:
-    """The same for one row, with its axes in another order: ``target`` is laid out as ``source.transpose(axes)``."""
+    """Convert one row, and put its axes in another order: ``target`` is laid out as ``source.transpose(axes)``."""
     seen = source.transpose(axes)
     for piece in pieces(target.shape):
         convert_piece(seen[piece], target[piece], cast)
@@ -66,7 +66,7 @@ def pieces(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def convert_piece(source: np.ndarray, target: np.ndarray, cast: Cast) -> None:
-    """The same for one block, of any shape."""
+    """Convert one block, of any shape."""
     if cast.changes_values and is_half(target.dtype):
         # Half precision has 8 or 11 bits: scale in single precision and round once.
         with borrow(4 * target.size) as scratch:

@@ -94,7 +94,7 @@ class ChunkTable(Protocol):
     """Chunks that were never written."""
     end: int
     """The byte after the last one of any chunk."""
-    some_skipped: bool
+    has_skipped: bool
     """Whether some chunks were written without some of the codecs."""
     folder: str
     """Where its files are, if they are many; else empty."""
@@ -144,7 +144,7 @@ class KnownTable:
         self.offsets, self.lengths, self.skipped, self._crc32 = offsets, lengths, skipped, crc32
         self.checked_by = "" if crc32 is None else "crc32"
         self.missing, self.end = _missing_and_end(offsets, lengths)
-        self.some_skipped = skipped is not None
+        self.has_skipped = skipped is not None
         if isinstance(lengths, np.ndarray):
             self.longest, self.stored_bytes = int(lengths.max(initial=0)), int(lengths.sum(dtype=np.int64))
         else:

@@ -102,7 +102,7 @@ class Npy:
         return cls(head[: header.length], header.dtype, header.shape)
 
     @cached_property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         return self.dtype.itemsize * prod(self.shape)
 
     def scratch_bytes(self, longest: int) -> int:
@@ -110,7 +110,7 @@ class Npy:
 
     def read(self, handle: Readable, offset: int, length: int, goal: np.ndarray) -> None:
         with borrow(len(self.head)) as head:
-            if length == len(self.head) + self.bytes:
+            if length == len(self.head) + self.nbytes:
                 handle.read_into(offset, head, goal)
                 if head.tobytes() == self.head:
                     return
@@ -128,8 +128,8 @@ class Npy:
 
     def check(self, length: int) -> None:
         """Refuse a member whose length does not fit its header."""
-        if len(self.head) + self.bytes != length:
-            raise Corrupt(f"{self}, which is {len(self.head) + self.bytes:,} bytes, in a member of {length:,}")
+        if len(self.head) + self.nbytes != length:
+            raise Corrupt(f"{self}, which is {len(self.head) + self.nbytes:,} bytes, in a member of {length:,}")
 
     def __str__(self) -> str:
         return f"{self.dtype} of shape {self.shape}"
@@ -160,7 +160,7 @@ class Picture:
         return 2 * aligned(longest) + aligned(PIXEL_BYTES * max(self.pixels, self.largest)) + fitted
 
     def read(self, handle: Readable, offset: int, length: int, goal: np.ndarray) -> None:
-        data = _whole(handle, offset, length)
+        data = _read_whole(handle, offset, length)
         header = read_header(data)
         same_size = header is not None and (header.height, header.width, 3) == self.shape
         if self.fit is not None and not same_size:
@@ -187,7 +187,7 @@ class Number:
     def read(self, handle: Readable, offset: int, length: int, goal: np.ndarray) -> None:
         if length > NUMBER_BYTES:
             raise DecodeFailed(f"{length:,} bytes of text; expected a whole number")
-        text = _whole(handle, offset, length)
+        text = _read_whole(handle, offset, length)
         if not _WHOLE_NUMBER.fullmatch(text):
             raise DecodeFailed(f"{text[:40]!r} is not a whole number")
         try:
@@ -208,7 +208,7 @@ class Decoded:
         return 2 * aligned(longest) + 3 * aligned(self.dtype.itemsize * prod(self.shape))
 
     def read(self, handle: Readable, offset: int, length: int, goal: np.ndarray) -> None:
-        made = np.asarray(_call(self.function, _whole(handle, offset, length)))
+        made = np.asarray(_call(self.function, _read_whole(handle, offset, length)))
         if (made.dtype, made.shape) != (self.dtype, self.shape):
             raise SchemaMismatch(
                 f"{_name(self.function)} returned {made.dtype} of shape {made.shape}, but {self.dtype} of shape "
@@ -229,7 +229,7 @@ class Value:
         return 2 * aligned(longest)
 
     def value(self, handle: Readable, offset: int, length: int) -> Any:
-        return self.values.decode(_whole(handle, offset, length))
+        return self.values.decode(_read_whole(handle, offset, length))
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class Raw:
         return kind
 
     @cached_property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         return self.dtype.itemsize * prod(self.shape)
 
     def scratch_bytes(self, longest: int) -> int:
@@ -265,8 +265,8 @@ class Raw:
 
     def check(self, length: int) -> None:
         """Refuse a member of another size."""
-        if length != self.bytes:
-            raise SchemaMismatch(f"{length:,} bytes, but {self} takes {self.bytes:,}")
+        if length != self.nbytes:
+            raise SchemaMismatch(f"{length:,} bytes, but {self} takes {self.nbytes:,}")
 
     def __str__(self) -> str:
         return f"{self.dtype} of shape {self.shape}"
@@ -388,7 +388,7 @@ class MemoryFile:
         return self._span[at : at + length].tobytes()
 
 
-def _whole(handle: Readable, offset: int, length: int) -> bytes:
+def _read_whole(handle: Readable, offset: int, length: int) -> bytes:
     """A member's bytes."""
     if isinstance(handle, MemoryFile):
         return handle.whole(offset, length)

@@ -50,7 +50,7 @@ def member_reader(
     """The reader that suits the members."""
     kind, can_be_mapped = array.kind, not isinstance(array, LooseFiles) and array.file.can_be_mapped
     if can_be_mapped and axes is None:
-        if isinstance(kind, Npy | Raw) and len(kind.head) + kind.bytes < files.policy.map_rows_below_bytes:
+        if isinstance(kind, Npy | Raw) and len(kind.head) + kind.nbytes < files.policy.map_rows_below_bytes:
             return MemberGatherReader(array, files, cast, part)
         if isinstance(kind, Number) and cast is None and part is None:
             return NumberGatherReader(array, files)
@@ -153,7 +153,7 @@ class MemberGatherReader(GatherReader):
 
     def __init__(self, array: Members, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         super().__init__(array, files, cast, part)
-        self.members, self.head, self.length = array, array.kind.head, len(array.kind.head) + array.kind.bytes
+        self.members, self.head, self.length = array, array.kind.head, len(array.kind.head) + array.kind.nbytes
         self._piece = rows_per_piece(array.row_bytes)
         self.one_by_one = MemberReader(array, files, cast, part)
 
@@ -240,7 +240,7 @@ class NumberGatherReader(GatherReader):
 
     def _numbers(self, handle: Handle, rows: np.ndarray) -> np.ndarray | None:
         offsets, lengths = self.members.offsets[rows], self.members.lengths[rows]
-        size = self._size_of_all or _digits(offsets, lengths, len(handle.bytes))
+        size = self._size_of_all or _digits(offsets, lengths, len(handle.mapping))
         if size is None:
             return None
         text = rows_at_bytes(handle, size)[offsets]
@@ -267,7 +267,7 @@ class _Field:
         self.head, self.straight_bytes = b"", 0
         """The usual header of an array, and the bytes after it; 0 for members that must be decoded."""
         if reader.straight and isinstance(reader.kind, Npy | Raw):
-            self.head, self.straight_bytes = reader.kind.head, reader.kind.bytes
+            self.head, self.straight_bytes = reader.kind.head, reader.kind.nbytes
         self.whole = len(self.head) + self.straight_bytes
 
 

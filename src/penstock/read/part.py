@@ -33,7 +33,7 @@ class TableCache:
         return table
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         return sum(size for _, size in self._made.values())
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -87,7 +87,7 @@ class Box:
     @property
     def index_bytes(self) -> int:
         """Memory of it and of all tables derived from it."""
-        return self.tables.bytes
+        return self.tables.nbytes
 
     def describe(self) -> tuple[object, ...]:
         return ("box", self.row, self.ranges, tuple(sorted(self.dropped)))
@@ -100,13 +100,13 @@ class Mask:
     row: Shape
     flat: np.ndarray
     """Their numbers in C order over the row, in the order in which they are delivered."""
-    single: bool = False
+    is_single: bool = False
     """Whether it is one element, delivered without an axis."""
     tables: TableCache = field(default_factory=TableCache, repr=False)
 
     @property
     def shape(self) -> Shape:
-        return () if self.single else (len(self.flat),)
+        return () if self.is_single else (len(self.flat),)
 
     @property
     def bounds(self) -> tuple[slice, ...]:
@@ -115,7 +115,7 @@ class Mask:
     @property
     def index_bytes(self) -> int:
         """Memory of it and of all tables derived from it."""
-        return self.flat.nbytes + self.tables.bytes
+        return self.flat.nbytes + self.tables.nbytes
 
     def describe(self) -> tuple[object, ...]:
         return ("mask", self.row, self.shape, self._digest)
@@ -154,7 +154,7 @@ def row_part(row: Shape, wanted: Any) -> RowPart:
     if isinstance(wanted, slice | int | np.integer | EllipsisType):
         wanted = (wanted,)
     if isinstance(wanted, tuple):
-        return _box(row, wanted)
+        return _make_box(row, wanted)
     try:
         mask = np.asarray(wanted)
     except ValueError as error:
@@ -173,7 +173,7 @@ def row_part(row: Shape, wanted: Any) -> RowPart:
     return Mask(row, flat)
 
 
-def _box(row: Shape, wanted: tuple[Any, ...]) -> Box:
+def _make_box(row: Shape, wanted: tuple[Any, ...]) -> Box:
     if any(not isinstance(each, slice | int | np.integer | EllipsisType) or isinstance(each, bool) for each in wanted):
         raise ConfigError(f"expected slices and whole numbers, or a mask of shape {row}; got {wanted!r}")
     if wanted.count(Ellipsis) > 1 or len(wanted) - (Ellipsis in wanted) > len(row):
@@ -195,12 +195,12 @@ def _box(row: Shape, wanted: tuple[Any, ...]) -> Box:
                 raise ConfigError(f"axis {axis} of {size}: there is no {each}")
             chosen = range(int(each) % size, int(each) % size + 1)
             dropped.add(axis)
-        ranges.append(_plain(chosen))
+        ranges.append(_shortest_range(chosen))
     return Box(row, tuple(ranges), frozenset(dropped))
 
 
-def _plain(chosen: range) -> range:
-    """The same numbers, written in the one way that all their ranges share."""
+def _shortest_range(chosen: range) -> range:
+    """The range with the smallest end and step that has these numbers, so that equal ranges are written alike."""
     return range(chosen[0], chosen[-1] + 1, chosen.step if len(chosen) > 1 else 1)
 
 
@@ -211,14 +211,14 @@ def compose(first: RowPart, then: RowPart) -> RowPart:
         ranges, dropped = list(first.ranges), set(first.dropped)
         for place, axis in enumerate(kept):
             inner = then.ranges[place]
-            ranges[axis] = _plain(first.ranges[axis][inner.start : inner.stop : inner.step])
+            ranges[axis] = _shortest_range(first.ranges[axis][inner.start : inner.stop : inner.step])
             if place in then.dropped:
                 dropped.add(axis)
         return Box(first.row, tuple(ranges), frozenset(dropped))
-    return Mask(first.row, first.flat[then.flat], single=then.shape == ())
+    return Mask(first.row, first.flat[then.flat], is_single=then.shape == ())
 
 
-def ascending(numbers: np.ndarray) -> bool:
+def is_ascending(numbers: np.ndarray) -> bool:
     """Whether each is larger than the one before; looked at in pieces, since a mask may name millions."""
     piece = 65536
     return all(bool((np.diff(numbers[begin : begin + piece + 1]) > 0).all()) for begin in range(0, len(numbers), piece))

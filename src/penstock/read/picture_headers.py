@@ -23,12 +23,12 @@ class PictureHeader:
     """Of a JPEG: 1 grey, 3 colour, 4 inks for print; 0 where it was not looked for."""
     scan: int = 0
     """Of a JPEG: where its pixels begin."""
-    animated: bool = False
+    is_animated: bool = False
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """One picture in grey or colour: neither an animation nor inks."""
-        return not self.animated and self.channels in (0, 1, 3)
+        return not self.is_animated and self.channels in (0, 1, 3)
 
 
 def read_header(data: bytes) -> PictureHeader | None:
@@ -84,7 +84,7 @@ def _webp(data: bytes) -> PictureHeader:
     if form == b"VP8X":
         flags, wide, high = data[20], data[24:27], data[27:30]
         size = 1 + int.from_bytes(wide, "little"), 1 + int.from_bytes(high, "little")
-        return PictureHeader("webp", *size, animated=bool(flags & 0x02))
+        return PictureHeader("webp", *size, is_animated=bool(flags & 0x02))
     if form == b"VP8L":
         (bits,) = struct.unpack_from("<I", data, 21)
         return PictureHeader("webp", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))

@@ -55,11 +55,11 @@ def decode(
     ``header`` is that of the picture, where it was read already.
     """
     header = checked_header(data, max_pixels, header)
-    library = _imagecodecs() if header is not None and header.plain else None
+    library = _load_imagecodecs() if header is not None and header.is_plain else None
     if header is None or library is None or header.kind not in _BY_IMAGECODECS:
         pixels = np.asarray(decode_with_pillow(data, mode, max_pixels))
     else:
-        straight = out if out is not None and mode == "RGB" and _takes(out, header) else None
+        straight = out if out is not None and mode == "RGB" and _can_decode_into(out, header) else None
         pixels = _decode_with_imagecodecs(library, header.kind, data, straight)
         if straight is not None:
             return straight
@@ -99,7 +99,7 @@ def count_pixels(data: bytes) -> int:
     header = read_header(data)
     if header is not None:
         return header.width * header.height
-    if _pillow() is None:
+    if _load_pillow() is None:
         return 0
     with _opened_by_pillow(data) as picture:
         width, height = picture.size
@@ -109,14 +109,14 @@ def count_pixels(data: bytes) -> int:
 @contextmanager
 def _opened_by_pillow(data: bytes) -> Iterator[Any]:
     """A picture of which Pillow has read the header; its errors are ours."""
-    images = _pillow()
+    images = _load_pillow()
     if images is None:
         raise ConfigError(
             f'decoding this picture ({bytes(data[:4])!r}…) needs Pillow: pip install "penstock[webdataset]"'
         )
     try:
         with io.BytesIO(data) as stream:
-            yield images.open(stream, formats=_allowed())
+            yield images.open(stream, formats=_list_allowed())
     except (PenstockError, MemoryError):
         raise
     except images.DecompressionBombError as error:
@@ -137,7 +137,7 @@ def fit(pixels: np.ndarray, how: Fit, out: np.ndarray) -> None:
         top, left = (height - high) // 2, (width - wide) // 2
         np.copyto(out, pixels[top : top + high, left : left + wide])
         return
-    images = _pillow()
+    images = _load_pillow()
     if images is None:
         raise ConfigError('size= needs Pillow: pip install "penstock[webdataset]"')
     box = (0.0, 0.0, float(width), float(height))
@@ -191,7 +191,7 @@ def _decode_with_imagecodecs(library: Any, kind: str, data: bytes, out: np.ndarr
     return pixels
 
 
-def _takes(out: np.ndarray, header: PictureHeader) -> bool:
+def _can_decode_into(out: np.ndarray, header: PictureHeader) -> bool:
     """Whether the decoder can write there itself: colour JPEGs only, since other kinds may have alpha or 16 bits."""
     shape = (header.height, header.width, header.channels)
     return header.channels == 3 and out.dtype == np.uint8 and out.flags.c_contiguous and out.shape == shape
@@ -232,7 +232,7 @@ def _one_line(error: BaseException, data: bytes | None = None) -> str:
 
 
 @cache
-def _imagecodecs() -> Any:
+def _load_imagecodecs() -> Any:
     try:
         import imagecodecs
     except ImportError:
@@ -241,7 +241,7 @@ def _imagecodecs() -> Any:
 
 
 @cache
-def _pillow() -> Any:
+def _load_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
@@ -251,5 +251,5 @@ def _pillow() -> Any:
 
 
 @cache
-def _allowed() -> tuple[str, ...]:
-    return tuple(name for name in _PILLOW_FORMATS if name in _pillow().OPEN)
+def _list_allowed() -> tuple[str, ...]:
+    return tuple(name for name in _PILLOW_FORMATS if name in _load_pillow().OPEN)

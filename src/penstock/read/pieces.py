@@ -11,9 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.read.coalesce import consecutive
+from penstock.read.coalesce import are_consecutive
 from penstock.read.extents import Chunks
-from penstock.read.part import Box, Mask, RowPart, ascending, coordinates, element_strides
+from penstock.read.part import Box, Mask, RowPart, coordinates, element_strides, is_ascending
 
 # Measured: memory per piece.
 PIECE_BYTES = 600
@@ -88,7 +88,7 @@ class BoxPiece:
 
 def _box_pieces(array: Chunks, box: Box) -> tuple[list[BoxPiece], int]:
     strides = element_strides(array.grid)
-    along = [list(_along(each, step)) for each, step in zip(box.ranges, array.chunk, strict=True)]
+    along = [list(_cut_axis(each, step)) for each, step in zip(box.ranges, array.chunk, strict=True)]
     pieces = []
     for crossing in product(*along):
         number = sum(piece * stride for (piece, _, _), stride in zip(crossing, strides, strict=True))
@@ -96,7 +96,7 @@ def _box_pieces(array: Chunks, box: Box) -> tuple[list[BoxPiece], int]:
     return pieces, PIECE_BYTES * len(pieces)
 
 
-def _along(wanted: range, step: int) -> Iterator[tuple[int, slice, slice]]:
+def _cut_axis(wanted: range, step: int) -> Iterator[tuple[int, slice, slice]]:
     """Along one axis: the pieces that hold something wanted, what of each, and where it goes."""
     done = 0
     while done < len(wanted):
@@ -125,7 +125,7 @@ def _mask_pieces(array: Chunks, mask: Mask) -> tuple[list[MaskPiece], int]:
     return pieces, PIECE_BYTES * len(pieces) + WORKING_BYTES * len(mask.flat)
 
 
-def _located(array: Chunks, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _locate(array: Chunks, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Elements of a row -> the piece that holds each, and its number in one row's share of that."""
     numbers, local = np.zeros(len(flat), np.int64), np.zeros(len(flat), np.int64)
     grid, inner = element_strides(array.grid), element_strides(array.chunk)
@@ -140,14 +140,14 @@ def _located(array: Chunks, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _as_slice(places: np.ndarray) -> ElementPlaces:
     """A slice where the places follow each other."""
-    return slice(int(places[0]), int(places[-1]) + 1) if consecutive(places) else places
+    return slice(int(places[0]), int(places[-1]) + 1) if are_consecutive(places) else places
 
 
 class _ElementGroups:
     """Chunks of one element of each row, so that the elements wanted and the pieces wanted are the same numbers."""
 
     def __init__(self, mask: Mask) -> None:
-        self.order = None if ascending(mask.flat) else np.argsort(mask.flat, kind="stable")
+        self.order = None if is_ascending(mask.flat) else np.argsort(mask.flat, kind="stable")
         self.flat = mask.flat if self.order is None else mask.flat[self.order]
 
     @property
@@ -170,7 +170,7 @@ class _MaskGroups:
 
     def __init__(self, array: Chunks, mask: Mask) -> None:
         self.width = array.piece_elements
-        numbers, local = _located(array, mask.flat)
+        numbers, local = _locate(array, mask.flat)
         self.order = np.argsort(numbers, kind="stable")
         self.local = local[self.order]
         self.numbers, self.begins = np.unique(numbers[self.order], return_index=True)

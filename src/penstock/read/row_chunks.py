@@ -116,7 +116,7 @@ class RowChunks(BlockReader):
         if not len(new):
             return True
         offsets, size = kept.table[new, 0], self.array.row_bytes
-        found = Crc32c.of_pieces(handle.bytes, offsets, size)
+        found = Crc32c.of_pieces(handle.mapping, offsets, size)
         stored = rows_at_bytes(handle, Checksum.BYTES)[offsets + size].view("<u4")[:, 0]
         if (found != stored).any():
             return False

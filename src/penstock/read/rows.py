@@ -5,7 +5,6 @@ less to read than another call.
 """
 
 import time
-from itertools import repeat
 from math import prod
 
 import numpy as np
@@ -19,7 +18,7 @@ from penstock.files.handles import Handle
 from penstock.read import coalesce
 from penstock.read.convert import convert, convert_scratch_bytes, read_converted, read_converted_scratch_bytes
 from penstock.read.extents import Array, Contiguous
-from penstock.read.part import Mask, RowPart, ascending
+from penstock.read.part import Mask, RowPart, is_ascending
 
 # Larger rows go into place one by one, a copy each; smaller ones take less time gathered in one call.
 ALONE_FROM_BYTES = 8 * KiB
@@ -43,11 +42,11 @@ def row_reader(
     return RowReader(array, files, cast) if part is None else PartReader(array, files, cast, part)
 
 
-def _spec(array: Array, cast: Cast | None, part: RowPart | None) -> FieldSpec:
+def _make_spec(array: Array, cast: Cast | None, part: RowPart | None) -> FieldSpec:
     return FieldSpec(cast.dtype if cast else array.stored, array.shape if part is None else part.shape)
 
 
-def _flat(part: RowPart) -> tuple[np.ndarray, int]:
+def _flatten(part: RowPart) -> tuple[np.ndarray, int]:
     """The wanted elements, and the memory they take; a mask has them already."""
     return part.flat, 0 if isinstance(part, Mask) else part.flat.nbytes
 
@@ -58,7 +57,7 @@ class RowReader:
     part = None
 
     def __init__(self, array: Contiguous, files: Files, cast: Cast | None) -> None:
-        self.array, self.files, self.cast, self.spec = array, files, cast, _spec(array, cast, None)
+        self.array, self.files, self.cast, self.spec = array, files, cast, _make_spec(array, cast, None)
 
     def scratch_bytes(self, rows: int) -> int:
         return read_converted_scratch_bytes(self.array, rows, self.cast)
@@ -66,8 +65,9 @@ class RowReader:
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         array = self.array
         with self.files.lend(array.file) as handle:
-            whole = target.flags.c_contiguous
-            runs = coalesce.neighbours(rows, at) if whole else zip(rows.tolist(), at.tolist(), repeat(1), strict=False)
+            runs = coalesce.merge_neighbours(rows, at)
+            if not target.flags.c_contiguous:
+                runs = coalesce.limit_runs(runs, 1)
             for first, place, count in runs:
                 offset = array.offset + first * array.row_bytes
                 goal = target[place : place + count]
@@ -81,10 +81,10 @@ class PartReader:
     """Part of each row: the ranges worth reading, packed into scratch, then the elements wanted."""
 
     def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: RowPart) -> None:
-        self.array, self.files, self.cast, self.spec = array, files, cast, _spec(array, cast, part)
+        self.array, self.files, self.cast, self.spec = array, files, cast, _make_spec(array, cast, part)
         self.part = part
         width, gap = array.stored.itemsize, files.policy.row_gap_bytes
-        self.ranges, self.packed = part.tables.get(("ranges", width, gap), lambda: _worth_reading(part, width, gap))
+        self.ranges, self.packed = part.tables.get(("ranges", width, gap), lambda: _plan_ranges(part, width, gap))
         self.packed_bytes = sum(length for _, length in self.ranges)
 
     def scratch_bytes(self, rows: int) -> int:
@@ -112,10 +112,10 @@ class PartReader:
                     convert(taken, goal, self.cast)
 
 
-def _worth_reading(part: RowPart, width: int, gap_bytes: int) -> tuple[tuple[list[tuple[int, int]], np.ndarray], int]:
+def _plan_ranges(part: RowPart, width: int, gap_bytes: int) -> tuple[tuple[list[tuple[int, int]], np.ndarray], int]:
     """(offset, length) in bytes of ranges of the row; where wanted elements lie in what is read; memory of both."""
     flat, order = part.flat, None
-    if not ascending(flat):  # delivered in an order of their own
+    if not is_ascending(flat):  # delivered in an order of their own
         order = np.argsort(flat, kind="stable")
         flat = flat[order]
     breaks = [0]
@@ -142,9 +142,9 @@ class GatherReader:
     """Rows of one read from which on a mapping is used."""
 
     def __init__(self, array: Array, files: Files, cast: Cast | None, part: RowPart | None) -> None:
-        self.array, self.files, self.cast, self.spec = array, files, cast, _spec(array, cast, part)
+        self.array, self.files, self.cast, self.spec = array, files, cast, _make_spec(array, cast, part)
         self.part = part
-        self.flat = None if part is None else part.tables.get("flat", lambda: _flat(part))
+        self.flat = None if part is None else part.tables.get("flat", lambda: _flatten(part))
         self.group = max(1, files.policy.gather_bytes // max(1, array.row_bytes, self.spec.row_bytes))
 
     def scratch_bytes(self, rows: int) -> int:
@@ -179,7 +179,7 @@ class GatherReader:
     def _in_one_go(self, at: np.ndarray, target: np.ndarray) -> bool:
         """Whether rows go unchanged to places that follow each other."""
         as_stored = self.cast is None and self.flat is None
-        return as_stored and bool(target.flags.c_contiguous) and coalesce.consecutive(at)
+        return as_stored and bool(target.flags.c_contiguous) and coalesce.are_consecutive(at)
 
     def _gather_timed(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
         began = time.perf_counter()
@@ -235,7 +235,7 @@ class MappedReader(GatherReader):
             return
         mine.bytes_read += len(rows) * array.row_bytes
         began, began_computing = time.perf_counter(), time.thread_time()
-        stored = handle.bytes[self._begin : self._begin + self._size].view(array.stored)
+        stored = handle.mapping[self._begin : self._begin + self._size].view(array.stored)
         stored = stored.reshape(array.rows, *array.shape)
         for row, place in zip(rows.tolist(), at.tolist(), strict=True):
             if self.cast is None:
@@ -249,7 +249,7 @@ class MappedReader(GatherReader):
         counters.note(handle.file.path, self._places(rows), array.row_bytes)
 
     def _gather(self, handle: Handle, rows: np.ndarray, goal: np.ndarray) -> None:
-        stored = handle.bytes[self._begin : self._begin + self._size].reshape(self.array.rows, self.array.row_bytes)
+        stored = handle.mapping[self._begin : self._begin + self._size].reshape(self.array.rows, self.array.row_bytes)
         stored.take(rows, 0, goal, "clip")  # clip: the only mode that copies straight to out
 
     def _places(self, rows: np.ndarray) -> np.ndarray:
@@ -262,7 +262,7 @@ PIECE_BYTES = 128 * KiB
 
 def rows_at_bytes(handle: Handle, size: int) -> np.ndarray:
     """A mapped file as if a row of ``size`` bytes began at each of its bytes."""
-    whole = handle.bytes
+    whole = handle.mapping
     return np.ndarray((len(whole) - size + 1, size), np.uint8, whole, strides=(1, 1))
 
 

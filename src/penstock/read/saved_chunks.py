@@ -36,7 +36,7 @@ def folder_of(index_dir: str | os.PathLike[str] | Literal[False] | None) -> str 
 
 def load(folder: str, file: FileId, name: str) -> "SavedChunkTable | None":
     """The table of this array of this file, if a whole and current one was saved."""
-    return _opened(saved_tables.load(folder, file, name))
+    return _open_saved(saved_tables.load(folder, file, name))
 
 
 def save(
@@ -65,10 +65,10 @@ def save(
     }
     columns = {"offsets": table.offsets, "lengths": table.lengths, "skipped": table.skipped}
     arrays = {key: column for key, column in columns.items() if isinstance(column, np.ndarray)}
-    return _opened(saved_tables.save(folder, file, name, header, arrays)) or table
+    return _open_saved(saved_tables.save(folder, file, name, header, arrays)) or table
 
 
-def _opened(saved: SavedTable | None) -> "SavedChunkTable | None":
+def _open_saved(saved: SavedTable | None) -> "SavedChunkTable | None":
     if saved is None:
         return None
     try:
@@ -88,7 +88,7 @@ class SavedChunkTable:
         self.missing, self.end = int(header["missing"]), int(header["end"])
         self.about: Mapping[str, Any] = header.get("about", {})
         """As given to ``save``; empty in tables of earlier versions."""
-        self.some_skipped = "skipped" in saved.names
+        self.has_skipped = "skipped" in saved.names
         if "offsets" not in saved.names or ("lengths" in saved.names) != (header["length"] is None):
             raise ValueError("columns of something else")
         self._known: KnownTable | None = None

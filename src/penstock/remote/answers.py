@@ -61,8 +61,8 @@ def check_same(path: str, answer: Answer, file: FileId) -> None:
     """Refuse another version. An ETag or time that was sent once must be sent with every answer: without it, other
     bytes of the same size would go unnoticed.
     """
-    now = _version(replace(identity(path, total_of(path, answer), answer), inode=_server(answer)))
-    for what, was in _version(file).items():
+    now = _describe_version(replace(identity(path, total_of(path, answer), answer), inode=_digest_server(answer)))
+    for what, was in _describe_version(file).items():
         found = now.get(what)
         if found == was or (what == "time" and found is not None and file.has_strong_etag):
             continue  # mirrors of one file may have different times
@@ -73,7 +73,7 @@ def check_same(path: str, answer: Answer, file: FileId) -> None:
         )
 
 
-def _version(file: FileId) -> dict[str, object]:
+def _describe_version(file: FileId) -> dict[str, object]:
     """Whatever identifies a version; if the server sent nothing, the server itself."""
     known = {
         "size": None if file.size == UNKNOWN else file.size,
@@ -84,11 +84,11 @@ def _version(file: FileId) -> dict[str, object]:
     return {what: value for what, value in known.items() if value is not None}
 
 
-def _server(answer: Answer) -> int:
+def _digest_server(answer: Answer) -> int:
     return zlib.crc32(repr(answer.place).encode())
 
 
-def _range_of(path: str, answer: Answer) -> tuple[int | None, int | None, int]:
+def _parse_range(path: str, answer: Answer) -> tuple[int | None, int | None, int]:
     """The first and the last byte that the server announces, and the size of the whole."""
     header = answer.headers.get("content-range", "").strip()
     if not header:
@@ -105,7 +105,7 @@ def _range_of(path: str, answer: Answer) -> tuple[int | None, int | None, int]:
 
 
 def check_range(path: str, answer: Answer, begin: int, end: int | None) -> None:
-    first, last, total = _range_of(path, answer)
+    first, last, total = _parse_range(path, answer)
     if first is None or last is None:
         raise Transient("the server answered 206 and does not say which bytes it sends")
     if first != begin or last < first or (end is not None and last >= end):
@@ -121,13 +121,13 @@ def total_of(path: str, answer: Answer) -> int:
     """Bytes of the whole file."""
     if answer.status == 200:
         return UNKNOWN if answer.length is None else answer.length
-    return _range_of(path, answer)[2]
+    return _parse_range(path, answer)[2]
 
 
 def identity(path: str, size: int, answer: Answer) -> FileId:
     etag, modified = answer.headers.get("etag", "").strip(), date_s(answer.headers.get("last-modified", ""))
     time_ns = 0 if modified is None else int(modified) * 10**9
-    return FileId(path, size, time_ns, 0 if etag or time_ns else _server(answer), etag=etag)
+    return FileId(path, size, time_ns, 0 if etag or time_ns else _digest_server(answer), etag=etag)
 
 
 def status_of(answer: Answer) -> str:

@@ -52,7 +52,7 @@ class Signer:
 
     def __init__(self, settings: Mapping[str, Any], deadline_s: float) -> None:
         self._settings, self._deadline_s = dict(settings), deadline_s
-        self._secrets = Secrets(_secrets(settings))
+        self._secrets = Secrets(_find_secrets(settings))
         self._buckets: dict[tuple[str, str, bool], Any] = {}
         self._signed: dict[str, tuple[str, float]] = {}
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class Signer:
 
             found: list[str] = []
             for page in obstore.list(store, prefix=folder or None):
-                found += (each["path"] for each in page if _matches(each["path"], key))
+                found += (each["path"] for each in page if _does_match(each["path"], key))
                 if len(found) > MOST_LISTED:
                     raise ConfigError(f"{pattern}: matches more than {MOST_LISTED:,} files")
             return found
@@ -112,7 +112,8 @@ class Signer:
         prefix = _KINDS[scheme].prefix
         given = [self._settings.get(name) for name in ("skip_signature", f"{prefix.lower()}skip_signature")]
         given.append(os.environ.get(f"{prefix}SKIP_SIGNATURE"))
-        return _is_yes(next((each for each in given if each is not None), ""))
+        first = next((each for each in given if each is not None), "")
+        return str(first).lower() in ("true", "1", "yes", "y", "on")
 
     def _bucket(self, scheme: str, name: str, *, signing: bool = False) -> Any:
         known = self._buckets.get((scheme, name, signing))
@@ -180,16 +181,12 @@ def split(url: str) -> tuple[str, str, str]:
     return scheme, bucket, key
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _does_match(name: str, pattern: str) -> bool:
     parts, wanted = name.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
-def _is_yes(value: object) -> bool:
-    return str(value).lower() in ("true", "1", "yes", "y", "on")
-
-
-def _secrets(settings: Mapping[str, Any]) -> Iterator[str]:
+def _find_secrets(settings: Mapping[str, Any]) -> Iterator[str]:
     """Keys and tokens, given or found in the environment: errors may quote a server that quotes them."""
     prefixes = tuple(kind.prefix for kind in _KINDS.values())
     found = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}

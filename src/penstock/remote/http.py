@@ -33,7 +33,7 @@ from penstock.base.urls import shown
 from penstock.errors import ConfigError, Unavailable
 from penstock.remote.headers import body_length
 from penstock.remote.private_addresses import is_inside, resolves_inside
-from penstock.remote.redirects import Redirects, is_at_home, next_hop, redirected_inside, split, target_of
+from penstock.remote.redirects import Redirects, is_same_host, next_hop, redirected_inside, split, target_of
 from penstock.remote.secrets import Secrets
 
 MOST_IDLE = 32
@@ -76,7 +76,7 @@ class Deadline:
 
     def check(self) -> None:
         """Raise if the time is up, or if the loader was closed."""
-        if stop.asked():
+        if stop.is_asked():
             raise Unavailable("was interrupted: the loader was closed")
         if self.left_s <= 0:
             raise Transient("no more time")
@@ -194,7 +194,7 @@ class Answer:
 
     @property
     def is_from_inside(self) -> bool:
-        """Whether that is in this machine's own network."""
+        """Whether the server is in this machine's own network."""
         return self._connection.leads_inside
 
     def quoted(self, header: str) -> str:
@@ -267,7 +267,7 @@ class Connections:
         secrets.add_headers(private)
         for hop in range(self.redirects.most + 1):
             secrets.add_url(url)
-            sent = {**headers, **private} if is_at_home(home, url) else headers
+            sent = {**headers, **private} if is_same_host(home, url) else headers
             answer = self._ask(url, sent, deadline, secrets, may_lead_inside=home_is_inside)
             if answer.status not in REDIRECTS:
                 return answer
@@ -310,7 +310,7 @@ class Connections:
                 connection.close()
                 if used and isinstance(error, http.client.HTTPException | ConnectionError):
                     continue  # the server had closed it in the meantime
-                raise _failure(error, secrets) from None
+                raise _explain(error, secrets) from None
             except BaseException:
                 connection.close()
                 raise
@@ -381,7 +381,7 @@ class Connections:
                 connection.close()
 
 
-def _failure(error: Exception, secrets: Secrets) -> Exception:
+def _explain(error: Exception, secrets: Secrets) -> Exception:
     if isinstance(error, ssl.SSLCertVerificationError):
         return Unavailable(f"its certificate is not trusted ({error.verify_message})")
     if isinstance(error, http.client.InvalidURL | UnicodeError):

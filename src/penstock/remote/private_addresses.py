@@ -15,14 +15,14 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 def is_inside(host: str) -> bool:
     """Whether a name or an address, however it is spelled, is in this machine's own network. Makes no request."""
-    address = _address(host.rstrip("."))
+    address = _parse_address(host.rstrip("."))
     if address is not None:
         return _is_near(address)
     return f".{host.lower().rstrip('.')}".endswith(_NAMES)
 
 
 def resolves_inside(host: str) -> bool:
-    """The same for all addresses of a name; a name without an address here is elsewhere."""
+    """Whether any address of a name is in this machine's own network; a name without an address is not."""
     if is_inside(host):
         return True
     try:
@@ -32,7 +32,7 @@ def resolves_inside(host: str) -> bool:
     return any(is_inside(str(each[4][0])) for each in found)
 
 
-def _address(host: str) -> Address | None:
+def _parse_address(host: str) -> Address | None:
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -44,7 +44,7 @@ def _address(host: str) -> Address | None:
 
 
 def _is_near(address: Address) -> bool:
-    address = _in_ipv4(address)
+    address = _as_ipv4(address)
     if any(address in network for network in _NEAR):
         return True
     if address.is_multicast or address.is_unspecified or address.is_link_local:
@@ -54,7 +54,7 @@ def _is_near(address: Address) -> bool:
     return not address.is_global  # loopback, private, unique local, shared by a provider's customers, reserved
 
 
-def _in_ipv4(address: Address) -> Address:
+def _as_ipv4(address: Address) -> Address:
     """The address of IPv4 that one of IPv6 stands for, if it does."""
     if isinstance(address, ipaddress.IPv4Address):
         return address

@@ -77,7 +77,7 @@ class RemoteOptions:
                 raise ConfigError(f"RemoteOptions({name}={value!r}): expected seconds, more than 0")
 
 
-class NoLength(Unavailable):
+class UnknownLength(Unavailable):
     """The server does not give the length of the file, so it can only be read in order."""
 
 
@@ -87,7 +87,7 @@ class Head(NamedTuple):
     file: FileId
     first: bytes
     """Its first bytes."""
-    in_parts: bool
+    has_parts: bool
     """Whether ranges of it can be read."""
 
 
@@ -147,7 +147,7 @@ class Remote:
                 with self._answer(path, 0, HEAD_BYTES, None, deadline) as answer:
                     total = total_of(path, answer)
                     if total == UNKNOWN:
-                        raise NoLength(
+                        raise UnknownLength(
                             f"{path}: the server does not say how long it is, so it can be read in order alone, which "
                             f"penstock.webdataset does"
                         )

@@ -43,7 +43,7 @@ def redirected_inside(shown_as: str) -> Unavailable:
     )
 
 
-def is_at_home(home: SplitResult, url: str) -> bool:
+def is_same_host(home: SplitResult, url: str) -> bool:
     """Whether this is the same host and port, or the same host by https instead of http."""
     now = split(url)
     same = (now.scheme, now.port) == (home.scheme, home.port)

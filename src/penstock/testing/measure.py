@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.base.machine import children, held_bytes, mapped_bytes, share_bytes, shared_bytes
+from penstock.base.machine import children, held_bytes, machine_shared_bytes, mapped_shared_bytes, proportional_bytes
 from penstock.base.scratch import trim
 from penstock.loader.loader import Loader
 from penstock.loader.multi import MultiLoader
@@ -21,7 +21,7 @@ def tree_bytes() -> int:
     """What this process and all its descendants hold that the kernel cannot drop; shared pages count once."""
     me = os.getpid()
     workers = children(me)
-    return sum(share_bytes(pid) for pid in (me, *workers)) if workers else held_bytes(me)
+    return sum(proportional_bytes(pid) for pid in (me, *workers)) if workers else held_bytes(me)
 
 
 def release_freed_memory() -> None:
@@ -30,16 +30,16 @@ def release_freed_memory() -> None:
     trim()
 
 
-def on_their_way(shared_before: int) -> int:
+def in_transit_bytes(shared_before: int) -> int:
     """Shared memory in transit: what workers have sent and the parent has not yet received."""
-    grown = shared_bytes() - shared_before
+    grown = machine_shared_bytes() - shared_before
     if grown <= 0:  # as a rule: looking at what each process maps takes long
         return 0
     me = os.getpid()
     workers = children(me)
     if not workers:  # then it is somebody else's
         return 0
-    return max(0, grown - sum(mapped_bytes(pid) for pid in (me, *workers)))
+    return max(0, grown - sum(mapped_shared_bytes(pid) for pid in (me, *workers)))
 
 
 class MemoryWatch:
@@ -62,7 +62,7 @@ class MemoryWatch:
 
     def start(self) -> "MemoryWatch":
         """Start sampling; memory is counted from here."""
-        self._shared_before = shared_bytes()
+        self._shared_before = machine_shared_bytes()
         self.start_bytes = tree_bytes()
         self._began = time.perf_counter()
         self._thread.start()
@@ -83,7 +83,7 @@ class MemoryWatch:
     @property
     def held_bytes(self) -> int:
         """Bytes held now, above the start."""
-        return tree_bytes() + on_their_way(self._shared_before) - self.start_bytes
+        return tree_bytes() + in_transit_bytes(self._shared_before) - self.start_bytes
 
     def _run(self) -> None:
         while not self._over.wait(self.every_s):

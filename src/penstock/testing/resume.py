@@ -22,7 +22,7 @@ def check_resume(
     per_epoch = len(make_loader())
     for stop in range(per_epoch + 1) if stops is None else stops:
         first = make_loader()
-        before = [_copied(batch) for batch in islice(iter(first), stop)]
+        before = [_copy(batch) for batch in islice(iter(first), stop)]
         state = json.loads(json.dumps(first.state_dict()))
         first.close()
         second = make_loader()
@@ -34,26 +34,26 @@ def check_resume(
 
 def _run(loader: Loader | MultiLoader, epochs: int) -> list[Any]:
     with loader:
-        return [_copied(batch) for _ in range(epochs) for batch in loader]
+        return [_copy(batch) for _ in range(epochs) for batch in loader]
 
 
-def _copied(batch: Any) -> list[Any]:
+def _copy(batch: Any) -> list[Any]:
     """The values of a batch, however they are nested, and the names of dicts."""
     if isinstance(batch, dict):
-        return [copied for name, value in batch.items() for copied in (name, *_copied(value))]
+        return [copied for name, value in batch.items() for copied in (name, *_copy(value))]
     if isinstance(batch, tuple):
-        return [copied for value in batch for copied in _copied(value)]
+        return [copied for value in batch for copied in _copy(value)]
     return [batch if isinstance(batch, list | str) else np.asarray(batch).copy()]
 
 
 def _compare(got: list[Any], want: list[Any], stop: int) -> None:
     assert len(got) == len(want), f"stopped after batch {stop}: {len(got)} batches in all, expected {len(want)}"
     for number, (one, other) in enumerate(zip(got, want, strict=True)):
-        same = len(one) == len(other) and all(map(_same, one, other))
+        same = len(one) == len(other) and all(map(_is_same, one, other))
         assert same, f"stopped after batch {stop}: batch {number} differs from the uninterrupted run"
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, list | str) or isinstance(other, list | str):
         return bool(one == other)
     return np.array_equal(one, other, equal_nan=True)

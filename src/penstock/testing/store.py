@@ -30,7 +30,7 @@ def check_store(open_store: Callable[[], Store], expected: Values, *, seed: int 
     """
     rng = np.random.default_rng(seed)
     store = open_store()
-    _check_face(store, expected)
+    _check_description(store, expected)
     _check_reads(store, expected, rng)
     _check_rows_apart(store, expected, rng)
     _check_scratch(store, rng)
@@ -49,7 +49,7 @@ def check_store(open_store: Callable[[], Store], expected: Values, *, seed: int 
     store.close()
 
 
-def _check_face(store: Store, expected: Values) -> None:
+def _check_description(store: Store, expected: Values) -> None:
     assert isinstance(store, Store), f"{type(store).__name__} lacks part of the Store protocol"
     assert list(store.fields) == list(expected), f"fields {list(store.fields)}, expected {list(expected)}"
     for name, values in expected.items():
@@ -63,7 +63,7 @@ def _check_face(store: Store, expected: Values) -> None:
         assert store.blocks[-1] < len(store), "blocks must stay below the number of rows"
 
 
-def _selections(length: int, rng: np.random.Generator) -> list[np.ndarray]:
+def _make_selections(length: int, rng: np.random.Generator) -> list[np.ndarray]:
     few = min(length, 5)
     return [
         np.arange(length),
@@ -76,7 +76,7 @@ def _selections(length: int, rng: np.random.Generator) -> list[np.ndarray]:
 
 
 def _check_reads(store: Store, expected: Values, rng: np.random.Generator) -> None:
-    for rows in _selections(len(store), rng):
+    for rows in _make_selections(len(store), rng):
         places = len(rows) + 3
         for at in (np.arange(len(rows)) + 2, rng.permutation(places)[: len(rows)]):
             _check_read(store, expected, rows, at, places)
@@ -87,12 +87,12 @@ def _check_reads(store: Store, expected: Values, rng: np.random.Generator) -> No
 
 def _check_read(store: Store, expected: Values, rows: np.ndarray, at: np.ndarray, places: int) -> None:
     """The values at the named places are right, and no other place was written to."""
-    out = {name: _marked(values, places) for name, values in expected.items()}
+    out = {name: _mark(values, places) for name, values in expected.items()}
     store.read_into(rows, at, out)
     for name, values in expected.items():
-        want = _marked(values, places)
+        want = _mark(values, places)
         want[at] = values[rows]
-        assert _same(out[name], want), (
+        assert _is_same(out[name], want), (
             f"{type(store).__name__}: field {name!r} differs for rows {rows.tolist()[:10]} at places {at.tolist()[:10]}"
         )
 
@@ -107,13 +107,13 @@ def _check_rows_apart(store: Store, expected: Values, rng: np.random.Generator) 
         rows, length = rng.integers(0, len(values), 4), values.shape[1]
         longer = np.concatenate([values[:1], values[:1]], axis=1)
         for at in (np.arange(4), rng.permutation(6)[:4]):
-            out, want = _marked(longer, 6), _marked(longer, 6)
+            out, want = _mark(longer, 6), _mark(longer, 6)
             store.read_into(rows, at, {name: out[:, :length]})
             want[at, :length] = values[rows]
             assert out.tobytes() == want.tobytes(), f"field {name!r} differs where rows of ``out`` lie apart"
 
 
-def _marked(like: np.ndarray, places: int) -> np.ndarray:
+def _mark(like: np.ndarray, places: int) -> np.ndarray:
     """Memory with a pattern, so that untouched places can be distinguished from written ones."""
     if like.dtype.hasobject:
         return np.full(places, _UNTOUCHED, object)
@@ -125,7 +125,7 @@ def _marked(like: np.ndarray, places: int) -> np.ndarray:
 _UNTOUCHED = object()
 
 
-def _same(found: np.ndarray, wanted: np.ndarray) -> bool:
+def _is_same(found: np.ndarray, wanted: np.ndarray) -> bool:
     if not wanted.dtype.hasobject:
         return found.tobytes() == wanted.tobytes()
     pairs = zip(found, wanted, strict=True)
@@ -219,7 +219,7 @@ def _check_processes(store: Store, expected: Values, seed: int, processes: int) 
                 found_here = np.empty(len(rows), object) if wanted.dtype.hasobject else np.asarray(values)
                 if wanted.dtype.hasobject:
                     found_here[:] = values
-                assert _same(found_here, wanted[rows]), f"{name!r} differs in a reader process for rows {rows}"
+                assert _is_same(found_here, wanted[rows]), f"{name!r} differs in a reader process for rows {rows}"
             seen += rows.tolist()
         assert sorted(seen) == list(range(len(store))), "reader processes lost or repeated rows"
         assert not loader.stats().restarts, "a reader process died"

@@ -210,7 +210,7 @@ def local_file(shard: Shard, files: Files) -> FileId | None:
     if "stream" in shard or own_opener(shard["url"]) is not None:
         return None
     if is_remote(shard["url"]):
-        return files.copied(files.remote.admit(shard["url"]))
+        return files.find_copied(files.remote.admit(shard["url"]))
     path = local_path(shard)
     return identify(path) if path is not None and os.path.isfile(path) else None
 

@@ -125,7 +125,7 @@ def _md5(handle: Handle) -> str:
 def _found(path: str, files: Files) -> FileId:
     if not is_remote(path):
         return identify(path.removeprefix("file://"))
-    file = files.copied(files.remote.admit(path))
+    file = files.find_copied(files.remote.admit(path))
     return files.identify(files.remote.admit(path)) if file is None else file
 
 

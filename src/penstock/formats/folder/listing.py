@@ -17,6 +17,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def list_files(root: str, is_wanted: Callable[[str], bool], folder: str | None, 
     where = FileId(os.path.abspath(root), 0, 0, 0)
     name = f"{_SAVED_AS}: {what}"
     if folder is not None:
-        found = _opened(root, saved_tables.load(folder, where, name))
+        found = _open_saved(root, saved_tables.load(folder, where, name))
         if found is not None:
             return found
     walk = _FolderWalk(root, is_wanted)
@@ -79,10 +80,10 @@ def list_files(root: str, is_wanted: Callable[[str], bool], folder: str | None, 
         "inodes": listed.inodes, "tops": listed.tops, **walk.folders(),
     }  # fmt: skip
     header = {"passed_over": walk.passed_over, "beside": dict(walk.beside)}
-    return _opened(root, saved_tables.save(folder, where, name, header, columns)) or listed
+    return _open_saved(root, saved_tables.save(folder, where, name, header, columns)) or listed
 
 
-def _opened(root: str, saved: SavedTable | None) -> FileList | None:
+def _open_saved(root: str, saved: SavedTable | None) -> FileList | None:
     if saved is None:
         return None
     try:
@@ -121,7 +122,7 @@ class _FolderWalk:
         try:
             mtime = os.stat(full).st_mtime_ns  # before listing: a file added meanwhile makes the list outdated
             with os.scandir(full) as found:
-                entries = sorted((each for each in found if not each.name.startswith(".")), key=_name)
+                entries = sorted((each for each in found if not each.name.startswith(".")), key=attrgetter("name"))
         except FileNotFoundError:
             raise Missing(f"{full}: no such folder; check the path") from None
         except OSError as error:
@@ -217,10 +218,6 @@ class _FolderWalk:
             "folder_ends": np.frombuffer(self.folder_ends, np.int64),
             "folder_mtimes": np.frombuffer(self.folder_mtimes, np.int64),
         }
-
-
-def _name(entry: "os.DirEntry[str]") -> str:
-    return entry.name
 
 
 def _ending(name: str) -> str:

@@ -60,7 +60,7 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
         raise Missing(f"{path}: no pictures in it or in its folders ({files.passed_over:,} files of other kinds)")
     if options.files.manifest is not None:
         options.files.manifest.check_there(path)
-    columns = _columns(files, options)
+    columns = _read_columns(files, options)
     fields = options.fields or (field, *columns.store.fields)
     for name in fields:
         if name != field and name not in columns.store.fields:
@@ -73,7 +73,7 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
     parts = {}
     if field in fields:
         known_by = field if options.members.decoder(field) is not None else ending
-        array = _files(files, field, partial(kinds.kind_of, known_by, wanted=options.members), options)
+        array = _make_members(files, field, partial(kinds.kind_of, known_by, wanted=options.members), options)
         parts["files"] = Part(ExtentStore({field: array}, options.files), columns.rows, {field: field})
     beside = [name for name in fields if name != field]
     if beside:
@@ -95,12 +95,12 @@ class _SampleColumns:
     """Columns of the table that cannot be fields, and why."""
 
 
-def _columns(files: FileList, options: "OpenOptions") -> _SampleColumns:
-    table = tables.find(files.root)
+def _read_columns(files: FileList, options: "OpenOptions") -> _SampleColumns:
+    table = tables.find_table(files.root)
     by = "" if options.files.manifest is None else MANIFEST
     if table is not None:
         options.files.compare_whole(table)
-        read = tables.read(table, files)
+        read = tables.read_table(table, files)
         if read.left_out and options.on_error == "raise":
             raise read.left_out[0]
         store = ColumnStore(read.columns, len(read.rows), (), by, tables.reading_bytes(table, files))
@@ -110,7 +110,7 @@ def _columns(files: FileList, options: "OpenOptions") -> _SampleColumns:
     return _SampleColumns(ColumnStore({"label": files.tops.astype(np.int64)}, len(files), files.top_names, IN_MEMORY))
 
 
-def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenOptions") -> LooseFiles:
+def _make_members(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenOptions") -> LooseFiles:
     where = FileId(files.root, int(files.sizes.sum()), 0, 0)
     offsets = np.broadcast_to(np.int64(0), len(files))
     array = LooseFiles(
@@ -121,7 +121,7 @@ def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenO
     kind = first_kind(
         options,
         range(array.rows),
-        lambda row: kind_of(_content(array, row, options)),
+        lambda row: kind_of(_read_file(array, row, options)),
         place=lambda row: array.file_at(row).path,
         largest_picture=lambda: _largest_picture(array, options),
     )
@@ -129,7 +129,7 @@ def _files(files: FileList, name: str, kind_of: "partial[Kind]", options: "OpenO
     return replace(array, stored=kind.dtype, shape=kind.shape, kind=kind)
 
 
-def _content(array: LooseFiles, row: int, options: "OpenOptions") -> bytes:
+def _read_file(array: LooseFiles, row: int, options: "OpenOptions") -> bytes:
     check_length(int(array.lengths[row]), options.members.max_member_bytes)
     data = np.empty(int(array.lengths[row]), np.uint8)
     with options.files.lend(array.file_at(row)) as handle:
@@ -139,10 +139,12 @@ def _content(array: LooseFiles, row: int, options: "OpenOptions") -> bytes:
 
 def _largest_picture(array: LooseFiles, options: "OpenOptions") -> int:
     what = f"pixels of the largest picture of {array.describe()}, {crc32(np.ascontiguousarray(array.mtimes).data)}"
-    return largest_picture(options, FileId(os.path.abspath(array.file.path), 0, 0, 0), what, _pixels(array, options))
+    return largest_picture(
+        options, FileId(os.path.abspath(array.file.path), 0, 0, 0), what, _list_pixels(array, options)
+    )
 
 
-def _pixels(array: LooseFiles, options: "OpenOptions") -> Iterator[int]:
+def _list_pixels(array: LooseFiles, options: "OpenOptions") -> Iterator[int]:
     """Of each picture."""
     for row in range(array.rows):
         with options.files.lend(array.file_at(row)) as handle:

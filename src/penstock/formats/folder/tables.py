@@ -21,7 +21,7 @@ from penstock.dataset.memory import sample_digest
 from penstock.dataset.store import Out, StoreBase, check_rows, digest
 from penstock.errors import ConfigError, Corrupt, DataError, Missing, SchemaMismatch
 from penstock.files.retry import open_for_parser
-from penstock.formats.arrow import all_of, arrow_bytes, arrow_library, describe_arrow_type, errors_of_arrow
+from penstock.formats.arrow import arrow_bytes, arrow_library, describe_arrow_type, errors_of_arrow, numbers_of
 from penstock.formats.folder.listing import FileList
 from penstock.read.objects import TEXT
 
@@ -53,7 +53,7 @@ class ColumnStore(StoreBase):
         """Memory that reading them took: the allocator may keep it."""
         self.classes = classes
         """The meaning of labels, if folders are classes."""
-        self.fields = {name: _spec(column) for name, column in columns.items()}
+        self.fields = {name: _make_spec(column) for name, column in columns.items()}
 
     def __len__(self) -> int:
         return self._rows
@@ -99,13 +99,13 @@ class ColumnStore(StoreBase):
         return Origin("", f"[{row}]")
 
 
-def _spec(column: Column) -> FieldSpec:
+def _make_spec(column: Column) -> FieldSpec:
     if isinstance(column, np.ndarray):
         return FieldSpec(column.dtype)
     return FieldSpec(np.dtype(object), (), TEXT.name, TEXT.most_bytes(column.longest))
 
 
-def find(root: str) -> str | None:
+def find_table(root: str) -> str | None:
     """The table of a folder: ``metadata.csv`` or ``metadata.parquet``, or the only file of that kind."""
     there = sorted(each for each in os.listdir(root) if each.endswith(ENDINGS) and not each.startswith("."))
     named = [each for each in there if each in NAMES]
@@ -137,15 +137,15 @@ def reading_bytes(path: str, files: FileList) -> dict[int, int]:
     return {**lookup, **arrow_bytes()} if path.endswith(".parquet") else lookup
 
 
-def read(path: str, files: FileList) -> Table:
+def read_table(path: str, files: FileList) -> Table:
     """The table of a folder's files."""
-    columns, others = _parquet(path) if path.endswith(".parquet") else (_csv(path), {})
+    columns, others = _read_parquet(path) if path.endswith(".parquet") else (_read_csv(path), {})
     if not columns or not len(next(iter(columns.values()))):
         raise Missing(f"{path}: a table without rows")
-    name, places = _names(path, files, columns)
-    rows = np.array([places.get(each, -1) for each in _texts(columns.pop(name))], np.int64)
+    name, places = _find_names(path, files, columns)
+    rows = np.array([places.get(each, -1) for each in _iterate_texts(columns.pop(name))], np.int64)
     if path.endswith(".csv"):
-        columns = {each: _numbers(column) for each, column in columns.items() if isinstance(column, TextColumn)}
+        columns = {each: _parse_numbers(column) for each, column in columns.items() if isinstance(column, TextColumn)}
     lost = np.flatnonzero(rows < 0)
     if not len(lost):
         return Table(rows, columns, (), others)
@@ -157,21 +157,21 @@ def read(path: str, files: FileList) -> Table:
     return Table(rows[kept], {each: _take(column, kept) for each, column in columns.items()}, (why,), others)
 
 
-def _names(path: str, files: FileList, columns: Mapping[str, Column]) -> tuple[str, dict[str, int]]:
+def _find_names(path: str, files: FileList, columns: Mapping[str, Column]) -> tuple[str, dict[str, int]]:
     """The column that names files, and which file each name is."""
-    for places in _lookups(files):
+    for places in _make_lookups(files):
         for name, column in columns.items():
-            first = next(iter(_texts(column)), None)
+            first = next(iter(_iterate_texts(column)), None)
             if first is not None and first in places:
                 return name, places
-    found = ", ".join(f"{name!r} ({next(iter(_texts(column)), '')!r} …)" for name, column in columns.items())
+    found = ", ".join(f"{name!r} ({next(iter(_iterate_texts(column)), '')!r} …)" for name, column in columns.items())
     raise SchemaMismatch(
         f"{path}: no column names the files of {files.root} (such as {files.names[0]!r}); it has {found}. Repair "
         f"the names, or move the table elsewhere"
     )
 
 
-def _lookups(files: FileList) -> Iterator[dict[str, int]]:
+def _make_lookups(files: FileList) -> Iterator[dict[str, int]]:
     """Tables from names to rows: by path; or by the file's own name or its stem, if no two files share it."""
     yield {name: row for row, name in enumerate(files.names)}
     for short in (os.path.basename, _stem):
@@ -184,7 +184,7 @@ def _stem(name: str) -> str:
     return os.path.splitext(os.path.basename(name))[0]
 
 
-def _csv(path: str) -> dict[str, Column]:
+def _read_csv(path: str) -> dict[str, Column]:
     try:
         with io.TextIOWrapper(open_for_parser(path), newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)
@@ -210,7 +210,7 @@ def _csv(path: str) -> dict[str, Column]:
     return dict(zip(header, buffers, strict=True))
 
 
-def _numbers(column: TextColumn) -> Column:
+def _parse_numbers(column: TextColumn) -> Column:
     """Whole numbers if all are; otherwise numbers if all are (an empty cell is NaN); otherwise text."""
     try:
         if len(column.buffer):
@@ -226,7 +226,7 @@ def _numbers(column: TextColumn) -> Column:
     return column
 
 
-def _parquet(path: str) -> tuple[dict[str, Column], dict[str, str]]:
+def _read_parquet(path: str) -> tuple[dict[str, Column], dict[str, str]]:
     """The columns that can be fields, and why the others cannot."""
     pa, pq = arrow_library("pyarrow"), arrow_library("pyarrow.parquet")
     with (
@@ -239,15 +239,15 @@ def _parquet(path: str) -> tuple[dict[str, Column], dict[str, str]]:
     others: dict[str, str] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
-            found[name] = np.array(all_of(_without_nulls(column), f"{path}: column {name!r}"))
+            found[name] = np.array(numbers_of(_fill_nulls(column), f"{path}: column {name!r}"))
         elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            found[name] = _of_texts(column.to_pylist())
+            found[name] = _make_text_column(column.to_pylist())
         else:
             others[name] = describe_arrow_type(column.type)
     return found, others
 
 
-def _without_nulls(column: Any) -> Any:
+def _fill_nulls(column: Any) -> Any:
     """Replace nulls by NaN."""
     if not column.null_count:
         return column
@@ -255,12 +255,12 @@ def _without_nulls(column: Any) -> Any:
     return (column if pa.types.is_floating(column.type) else column.cast(pa.float64())).fill_null(math.nan)
 
 
-def _of_texts(texts: Sequence[str | None]) -> TextColumn:
+def _make_text_column(texts: Sequence[str | None]) -> TextColumn:
     raws = [(text or "").encode() for text in texts]
     return TextColumn(np.frombuffer(b"".join(raws), np.uint8), np.cumsum([len(raw) for raw in raws], dtype=np.int64))
 
 
-def _texts(column: Column) -> Iterator[str]:
+def _iterate_texts(column: Column) -> Iterator[str]:
     return map(str, column.tolist()) if isinstance(column, np.ndarray) else map(decoded, column.raws())
 
 

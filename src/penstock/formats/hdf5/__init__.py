@@ -23,10 +23,10 @@ from penstock.dataset.held_values import HeldValues
 from penstock.dataset.rewrite import side_by_side
 from penstock.dataset.store import Store, StoreBase
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, SchemaMismatch, Unsafe
-from penstock.formats.hdf5.description import saved_array
-from penstock.formats.hdf5.fallback import OWN_FILTERS, H5pyLayout, H5pyStore, installed_filters, opened
+from penstock.formats.hdf5.description import load_array
+from penstock.formats.hdf5.fallback import OWN_FILTERS, H5pyLayout, H5pyStore, installed_filters, open_with_h5py
 from penstock.formats.hdf5.index import check_index
-from penstock.formats.hdf5.layout import StoredDataset, extents, fill_value_of, holes
+from penstock.formats.hdf5.layout import StoredDataset, fill_value_of, find_holes, locate_rows
 from penstock.formats.hdf5.values import decoder_of_values, read_values
 from penstock.formats.rows import checked_axis, common_rows, list_names
 from penstock.formats.sparse import is_sparse, open_sparse, rows_of, with_matrices
@@ -42,15 +42,15 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     if options.swmr and is_remote(path):
         raise ConfigError(f"{path}: swmr=True reads a file that is being written on this machine; leave it out")
     file = options.files.identify(path, growing=options.swmr)
-    if saved := _saved_arrays(file, options):
+    if saved := _load_arrays(file, options):
         common_rows(path, {name: array.rows for name, array in saved.items()}, asked_for=True)
         return ExtentStore(saved, options.files)
-    with opened(file, options.files) as h5:
-        names = options.fields or _shared_rows(h5, path, options)
-        values = {name: item for name in names if (item := _values_dataset(h5, path, name)) is not None}
-        matrices = {name: about for name in names if (about := _matrix(h5, path, name)) is not None}
+    with open_with_h5py(file, options.files) as h5:
+        names = options.fields or _choose_datasets(h5, path, options)
+        values = {name: item for name in names if (item := _find_values(h5, path, name)) is not None}
+        matrices = {name: about for name in names if (about := _find_matrix(h5, path, name)) is not None}
         numbers = [name for name in names if name not in values and name not in matrices]
-        datasets = [_stored(file, name, _dataset(h5, path, name), options) for name in numbers]
+        datasets = [_describe_dataset(file, name, _find_dataset(h5, path, name), options) for name in numbers]
         lengths = {found.name: found.rows for found in datasets} | {name: len(item) for name, item in values.items()}
         rows = common_rows(path, lengths | {name: rows_of(about) for name, about in matrices.items()}, asked_for=True)
         columns = {name: _read_values(file, name, item, options) for name, item in values.items()}
@@ -59,9 +59,9 @@ def open_file(path: str, options: "OpenOptions") -> Store:
         for found in datasets:
             _check_files(path, found.dataset, options)
             check_index(file, found.dataset, found.header_at)
-            where = extents(found, options)
+            where = locate_rows(found, options)
             if isinstance(where, str):
-                holes = _holes(found, options)
+                holes = _find_holes(found, options)
                 _check_filters(found)
                 stored, chunks = found.dataset.dtype, found.dataset.chunks
                 checked_by = "fletcher32" * found.dataset.fletcher32
@@ -82,23 +82,23 @@ def open_file(path: str, options: "OpenOptions") -> Store:
     return side_by_side(stores, names)
 
 
-def _saved_arrays(file: FileId, options: "OpenOptions") -> dict[str, Chunks]:
+def _load_arrays(file: FileId, options: "OpenOptions") -> dict[str, Chunks]:
     """The fields asked for, if all were described when their tables were saved: h5py then need not open the file."""
     found = {}
     for name in options.fields or ():
-        array = saved_array(file, name, options)
+        array = load_array(file, name, options)
         if array is None:
             return {}
         found[name] = array
     return found
 
 
-def _stored(file: FileId, name: str, dataset: Any, options: "OpenOptions") -> StoredDataset:
+def _describe_dataset(file: FileId, name: str, dataset: Any, options: "OpenOptions") -> StoredDataset:
     axis = checked_axis(file.path, name, dataset.shape, options.row_axis_of(name))
     return StoredDataset(file, name, dataset, dataset.shape, axis)
 
 
-def _shared_rows(h5: Any, path: str, options: "OpenOptions") -> list[str]:
+def _choose_datasets(h5: Any, path: str, options: "OpenOptions") -> list[str]:
     """All numeric datasets, which must have the same number of rows. Others with as many rows are left out."""
     import h5py
 
@@ -108,12 +108,12 @@ def _shared_rows(h5: Any, path: str, options: "OpenOptions") -> list[str]:
             options.leave_out(name, f"a link into another file, {item.filename!r}: open that file itself")
         elif item.ndim:
             rows = item.shape[options.row_axis_of(name) % item.ndim]
-            if _numeric(item.dtype) or decoder_of_values(item) is not None:
+            if _is_numeric(item.dtype) or decoder_of_values(item) is not None:
                 found[name] = rows
             else:
-                others[name] = (rows, _kind(item))
+                others[name] = (rows, _describe_kind(item))
     if not found:
-        raise Missing(f"{path}: no dataset of numbers with at least one axis; the file has {_contents(h5)}")
+        raise Missing(f"{path}: no dataset of numbers with at least one axis; the file has {_list_contents(h5)}")
     found = with_matrices(found, lambda name: h5[name].attrs)
     common = common_rows(path, found, asked_for=False)
     for name, (rows, kind) in others.items():
@@ -131,7 +131,7 @@ def _walk_datasets(h5: Any) -> Iterator[tuple[str, Any]]:
     import h5py
 
     seen = {h5py.h5o.get_info(h5.id).addr}
-    waiting = [_links(h5, "")]
+    waiting = [_list_links(h5, "")]
     while waiting:
         name, item = next(waiting[-1], ("", None))
         if item is None:
@@ -140,10 +140,10 @@ def _walk_datasets(h5: Any) -> Iterator[tuple[str, Any]]:
             yield name, item
         elif isinstance(item, h5py.Group) and (address := h5py.h5o.get_info(item.id).addr) not in seen:
             seen.add(address)
-            waiting.append(_links(item, f"{name}/"))
+            waiting.append(_list_links(item, f"{name}/"))
 
 
-def _links(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _list_links(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """The members of a group, and its links into other files; links within the file are not followed."""
     import h5py
 
@@ -170,7 +170,7 @@ DEEPEST_LINKS = 16
 MOST_SOURCES = 10_000
 
 
-def _linked(h5: Any, path: str, name: str, depth: int = 0) -> Any:
+def _follow_links(h5: Any, path: str, name: str, depth: int = 0) -> Any:
     """The object of this name, following links within the file only; None if there is none.
 
     The library would open whatever file a link names, and wait forever if that is a pipe.
@@ -191,57 +191,58 @@ def _linked(h5: Any, path: str, name: str, depth: int = 0) -> Any:
             if depth == DEEPEST_LINKS:
                 raise Corrupt(f"{path}: {name!r} leads through more than {DEEPEST_LINKS} links, which form a circle")
             before = "" if link.path.startswith("/") else item.name
-            found = _linked(h5, path, "/".join((before, link.path, *parts[number + 1 :])), depth + 1)
+            found = _follow_links(h5, path, "/".join((before, link.path, *parts[number + 1 :])), depth + 1)
             if found is None:
-                raise Missing(f"{path}: {name!r} is a link to nowhere ({link.path}); the file has {_contents(h5)}")
+                raise Missing(f"{path}: {name!r} is a link to nowhere ({link.path}); the file has {_list_contents(h5)}")
             return found
         item = item[part]
     return item
 
 
-def _dataset(h5: Any, path: str, name: str) -> Any:
+def _find_dataset(h5: Any, path: str, name: str) -> Any:
     import h5py
 
     try:
-        item = _linked(h5, path, name)
+        item = _follow_links(h5, path, name)
     except (KeyError, OSError, RuntimeError, TypeError) as error:
         raise Corrupt(
             f"{path}: dataset {name!r} cannot be opened ({error}); the file is damaged: fetch it again"
         ) from error
     if not isinstance(item, h5py.Dataset):
-        raise Missing(f"{path}: no dataset {name!r}; the file has {_contents(h5)}")
-    if item.ndim == 0 or not _numeric(item.dtype):
+        raise Missing(f"{path}: no dataset {name!r}; the file has {_list_contents(h5)}")
+    if item.ndim == 0 or not _is_numeric(item.dtype):
         raise SchemaMismatch(
-            f"{path}: dataset {name!r} is {_kind(item)}; expected numbers with one row per sample. {_way_out(item)}"
+            f"{path}: dataset {name!r} is {_describe_kind(item)}; expected numbers with one row per sample. "
+            f"{_describe_way_out(item)}"
         )
     return item
 
 
-def _values_dataset(h5: Any, path: str, name: str) -> Any | None:
+def _find_values(h5: Any, path: str, name: str) -> Any | None:
     """A dataset of values of no fixed size, if it is one."""
     import h5py
 
-    item = _linked(h5, path, name)
+    item = _follow_links(h5, path, name)
     return item if isinstance(item, h5py.Dataset) and decoder_of_values(item) is not None else None
 
 
 def _read_values(file: FileId, name: str, item: Any, options: "OpenOptions") -> tuple[ObjectDecoder, TextColumn]:
     found = StoredDataset(file, name, item, item.shape, 0)
     _check_files(file.path, item, options)
-    _holes(found, options)
+    _find_holes(found, options)
     _check_filters(found)
     return read_values(item, f"{file.path}: dataset {name!r}")
 
 
-def _matrix(h5: Any, path: str, name: str) -> dict[str, Any] | None:
+def _find_matrix(h5: Any, path: str, name: str) -> dict[str, Any] | None:
     """The attributes of a group that is a sparse matrix."""
     import h5py
 
-    item = _linked(h5, path, name)
+    item = _follow_links(h5, path, name)
     return dict(item.attrs) if isinstance(item, h5py.Group) and is_sparse(item.attrs) else None
 
 
-def _kind(item: Any) -> str:
+def _describe_kind(item: Any) -> str:
     import h5py
 
     if item.shape is None:
@@ -259,7 +260,7 @@ def _kind(item: Any) -> str:
     return f"{item.dtype} {item.shape}"
 
 
-def _way_out(item: Any) -> str:
+def _describe_way_out(item: Any) -> str:
     if item.ndim == 0:
         return "Leave it out with fields=(…), and read it with h5py: it is the same for all samples"
     return (
@@ -268,13 +269,13 @@ def _way_out(item: Any) -> str:
     )
 
 
-def _contents(h5: Any) -> str:
+def _list_contents(h5: Any) -> str:
     import h5py
 
     return list_names(name for name, item in _walk_datasets(h5) if isinstance(item, h5py.Dataset)) or "no datasets"
 
 
-def _numeric(dtype: np.dtype) -> bool:
+def _is_numeric(dtype: np.dtype) -> bool:
     return dtype.kind in "biufc" and dtype.subdtype is None
 
 
@@ -302,11 +303,11 @@ def _check_files(
             f"the datasets that hold the numbers, or leave it out with fields=(…)"
         )
     for inside in (inside for file, inside in sources if file == "."):
-        if _linked(dataset.file, path, inside) is not None:
-            _check_files(path, _dataset(dataset.file, path, inside), options, depth + 1, visits)
+        if _follow_links(dataset.file, path, inside) is not None:
+            _check_files(path, _find_dataset(dataset.file, path, inside), options, depth + 1, visits)
     home = Path(path).resolve().parent
     for other, inside in others:
-        for target in _targets(home, other):
+        for target in _find_targets(home, other):
             _check_place(path, name, target, (home, *(Path(each).resolve() for each in options.allow_external)))
             if target.is_file():
                 if inside is not None:
@@ -318,7 +319,7 @@ def _check_files(
                 )
 
 
-def _targets(home: Path, other: str) -> list[Path]:
+def _find_targets(home: Path, other: str) -> list[Path]:
     """The files of this name; ``%b`` in a name stands for a number."""
     named = home / other
     if "%b" not in other:
@@ -339,13 +340,13 @@ def _check_place(path: str, name: str, target: Path, allowed: tuple[Path, ...]) 
 def _check_source(path: str, name: str, options: "OpenOptions", depth: int, visits: Iterator[int]) -> None:
     """Check a source of a virtual dataset in the same way."""
     file = options.files.identify(path)
-    with opened(file, options.files) as h5:
-        found = StoredDataset(file, name, _dataset(h5, path, name), (), 0)
+    with open_with_h5py(file, options.files) as h5:
+        found = StoredDataset(file, name, _find_dataset(h5, path, name), (), 0)
         _check_files(path, found.dataset, options, depth + 1, visits)
         _check_filters(found)
 
 
-def _holes(found: StoredDataset, options: "OpenOptions") -> dict[int, int]:
+def _find_holes(found: StoredDataset, options: "OpenOptions") -> dict[int, int]:
     """Chunks that were never written of a dataset that h5py will read, by block of rows; an error unless allowed.
 
     For virtual datasets and external storage this is unknown.
@@ -354,7 +355,7 @@ def _holes(found: StoredDataset, options: "OpenOptions") -> dict[int, int]:
     if dataset.external or dataset.is_virtual or prod(found.shape) == 0:
         return {}
     in_one_piece = {0: 1} if not dataset.chunks and dataset.id.get_storage_size() == 0 else {}  # counts once per epoch
-    absent = holes(found) if dataset.chunks else in_one_piece
+    absent = find_holes(found) if dataset.chunks else in_one_piece
     if absent and not options.allow_fill:
         there = prod(found.grid) - sum(absent.values()) if dataset.chunks else 0
         raise found.never_written(f"{there:,} of {prod(found.grid):,} chunks are" if there else "no data are")

@@ -20,6 +20,7 @@ from penstock.base.file_id import FileId
 from penstock.errors import Corrupt
 from penstock.files.handles import check_unchanged
 from penstock.files.mapping import map_file
+from penstock.formats.hdf5.object_header import CONTINUED, LAYOUT, MOST_BLOCKS, NOWHERE, messages
 
 NODES_AT_ONCE = 512
 
@@ -27,25 +28,22 @@ NODES_AT_ONCE = 512
 MOST_BELOW = 64
 
 _HEADER_VERSION, _HEADER = 1, struct.Struct("<BxHII4x")
-_MESSAGE = struct.Struct("<HHB3x")
-_LAYOUT, _CONTINUED = 0x08, 0x10
-_MOST_BLOCKS = 256
-_NOWHERE = 2**64 - 1
+_MESSAGE = struct.Struct("<HH4x")
 
 
 class IndexNotUnderstood(Exception):
     """The index is of another kind, or damaged."""
 
 
-def chunks(file: FileId, dataset: Any, header_at: int, grid: tuple[int, ...]) -> Iterator[np.ndarray]:
+def read_chunks(file: FileId, dataset: Any, header_at: int, grid: tuple[int, ...]) -> Iterator[np.ndarray]:
     """All chunks of an h5py dataset, in groups: ``corner``, ``size``, ``mask`` and ``place`` of each."""
     if dataset.file.id.get_create_plist().get_sizes() != (8, 8):
         raise IndexNotUnderstood("addresses are not of 8 bytes")
     try:
         mapped = _MappedFile(file)
-        root = _root(mapped, header_at, (*dataset.chunks, dataset.dtype.itemsize))
+        root = _find_root(mapped, header_at, (*dataset.chunks, dataset.dtype.itemsize))
         where = f"{file.path}: dataset {dataset.name.strip('/')!r}"
-        yield from _leaves(mapped, root, _node_type(dataset.ndim), prod(grid), where)
+        yield from _read_leaves(mapped, root, _make_node_type(dataset.ndim), prod(grid), where)
     except (OSError, ValueError, struct.error) as error:
         raise IndexNotUnderstood(str(error)) from error
 
@@ -71,17 +69,17 @@ class _MappedFile:
         return found
 
 
-def _root(mapped: _MappedFile, address: int, chunk: tuple[int, ...]) -> int:
+def _find_root(mapped: _MappedFile, address: int, chunk: tuple[int, ...]) -> int:
     """The offset of the tree's root, from the dataset's object header."""
     version, _, _, size = _HEADER.unpack(mapped.read(address, _HEADER.size))
     if version != _HEADER_VERSION:
         raise IndexNotUnderstood(f"an object header of version {version}")
     blocks = [(address + _HEADER.size, size)]
     for begin, length in blocks:
-        for kind, message in _messages(mapped.read(begin, length)):
-            if kind == _CONTINUED and len(blocks) < _MOST_BLOCKS:
+        for kind, message in messages(mapped.read(begin, length), _MESSAGE):
+            if kind == CONTINUED and len(blocks) < MOST_BLOCKS:
                 blocks.append(struct.unpack_from("<QQ", message))
-            elif kind == _LAYOUT:
+            elif kind == LAYOUT:
                 expected = struct.pack("<BBB", 3, 2, len(chunk))  # version, chunked, axes
                 root, *sizes = struct.unpack_from(f"<Q{len(chunk)}I", message, len(expected))
                 if not message.startswith(expected) or tuple(sizes) != chunk:
@@ -90,16 +88,7 @@ def _root(mapped: _MappedFile, address: int, chunk: tuple[int, ...]) -> int:
     raise IndexNotUnderstood("no layout message")
 
 
-def _messages(block: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + _MESSAGE.size <= len(block):
-        kind, size, _ = _MESSAGE.unpack_from(block, at)
-        at += _MESSAGE.size
-        yield kind, block[at : at + size]
-        at += size
-
-
-def _node_type(axes: int) -> np.dtype:
+def _make_node_type(axes: int) -> np.dtype:
     """A node as stored: chunks, or nodes of the next level, each after its key."""
     key = [("size", "<u4"), ("mask", "<u4"), ("corner", "<u8", (axes,)), ("element", "<u8")]
     return np.dtype(
@@ -108,8 +97,8 @@ def _node_type(axes: int) -> np.dtype:
     )  # fmt: skip
 
 
-def _leaves(mapped: _MappedFile, root: int, node_type: np.dtype, most: int, where: str) -> Iterator[np.ndarray]:
-    if root == _NOWHERE:  # no chunk was ever written
+def _read_leaves(mapped: _MappedFile, root: int, node_type: np.dtype, most: int, where: str) -> Iterator[np.ndarray]:
+    if root == NOWHERE:  # no chunk was ever written
         return
     addresses, level = np.array([root], np.uint64), None
     while level != 0:
@@ -118,7 +107,7 @@ def _leaves(mapped: _MappedFile, root: int, node_type: np.dtype, most: int, wher
         for begin in range(0, len(addresses), NODES_AT_ONCE):
             nodes = mapped.nodes(addresses[begin : begin + NODES_AT_ONCE], node_type)
             expected = int(nodes["level"][0]) if expected is None else expected
-            below = _below(nodes, expected)
+            below = _list_entries(nodes, expected)
             if not (ascending := _keys_ascend(nodes)).all():
                 at = int(addresses[begin + int(ascending.argmin())])
                 raise Corrupt(
@@ -147,7 +136,7 @@ def _keys_ascend(nodes: np.ndarray) -> np.ndarray:
     return np.asarray(~(wrong & (np.arange(MOST_BELOW) < nodes["used"][:, None])).any(axis=1))
 
 
-def _below(nodes: np.ndarray, level: int) -> np.ndarray:
+def _list_entries(nodes: np.ndarray, level: int) -> np.ndarray:
     """The entries of some nodes of one level."""
     known = (nodes["sign"] == b"TREE") & (nodes["kind"] == 1) & (nodes["level"] == level)
     if not known.all() or nodes["used"].max() > MOST_BELOW:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.base.file_id import FileId
+from penstock.base.spec import without_axis
 from penstock.errors import Missing, Truncated
-from penstock.formats.rows import without_axis
 from penstock.read import codecs, saved_chunks
 from penstock.read.extents import NEVER_WRITTEN, Chunks, ChunkTable
 
@@ -27,10 +27,10 @@ def saved_as(name: str, axis: int) -> str:
     return f"{name} along {axis}"
 
 
-def saved_array(file: FileId, name: str, options: "OpenOptions") -> Chunks | None:
+def load_array(file: FileId, name: str, options: "OpenOptions") -> Chunks | None:
     """The dataset as it was described when its table was saved; None if it was not, or cannot be read now."""
     axis = options.row_axis_of(name)
-    if options.index_folder is None or file.growing or file.compared:
+    if options.index_folder is None or file.is_growing or file.is_compared:
         return None
     table = saved_chunks.load(options.index_folder, file, saved_as(name, axis))
     if table is None or not table.about:
@@ -39,7 +39,7 @@ def saved_array(file: FileId, name: str, options: "OpenOptions") -> Chunks | Non
         array = make_array(file, name, axis, table.about, table, options)
     except (KeyError, TypeError, ValueError):  # not a description of ours
         return None
-    return checked(array, options) if all(map(codecs.available, array.codecs)) else None
+    return check_table(array, options) if all(map(codecs.is_available, array.codecs)) else None
 
 
 def make_array(
@@ -56,18 +56,18 @@ def make_array(
     )  # fmt: skip
 
 
-def checked(array: Chunks, options: "OpenOptions") -> Chunks:
+def check_table(array: Chunks, options: "OpenOptions") -> Chunks:
     """Refuse a table with missing or truncated chunks, and name the first; with ``on_error="skip"``, reading does."""
     table = array.table
     if options.on_error == "skip":
         return array
     if table.missing and array.fill is None:
         there = f"{prod(table.shape) - table.missing:,} of {prod(table.shape):,} chunks are"
-        first = _first(array, lambda offsets, _: offsets == NEVER_WRITTEN)
+        first = _find_first(array, lambda offsets, _: offsets == NEVER_WRITTEN)
         refusal = never_written(array.file, array.name, there, array.fill_text)
         raise Missing(f"{refusal}. The first that is not: {first}")
-    if table.end > array.file.size and not array.file.growing:
-        first = _first(array, lambda offsets, lengths: offsets + lengths > array.file.size)
+    if table.end > array.file.size and not array.file.is_growing:
+        first = _find_first(array, lambda offsets, lengths: offsets + lengths > array.file.size)
         raise Truncated(
             f"{array.file.path}: {first} reaches beyond the file's end: chunks reach to byte {table.end:,}, but the "
             f"file has only {array.file.size:,}. It was cut short, perhaps by an unfinished download or copy: fetch it "
@@ -84,7 +84,7 @@ def never_written(file: FileId, name: str, there: str, fill: object) -> Missing:
     )
 
 
-def _first(array: Chunks, bad: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> str:
+def _find_first(array: Chunks, bad: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> str:
     for block in range(array.table.shape[0]):
         offsets, lengths, _ = array.table.find(block, slice(None))
         found = np.flatnonzero(bad(offsets, lengths))

@@ -34,15 +34,15 @@ DAMAGED = (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError, O
 
 
 @contextmanager
-def opened(file: FileId, files: Files, cache_bytes: int = 0) -> Iterator[Any]:
+def open_with_h5py(file: FileId, files: Files, cache_bytes: int = 0) -> Iterator[Any]:
     """Open a file with h5py; through a Python file object if it is remote or compared with a manifest."""
-    if not file.compared and not is_remote(file.path):
-        with _opened(file, file.path, cache_bytes) as h5:
+    if not file.is_compared and not is_remote(file.path):
+        with _open_source(file, file.path, cache_bytes) as h5:
             yield h5
         return
     with files.lend(file) as handle, closing(PagedFile(handle)) as paged:
         try:
-            with _opened(file, paged, cache_bytes) as h5:
+            with _open_source(file, paged, cache_bytes) as h5:
                 yield h5
         except Exception:
             if paged.error is None:
@@ -52,16 +52,16 @@ def opened(file: FileId, files: Files, cache_bytes: int = 0) -> Iterator[Any]:
 
 
 @contextmanager
-def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
+def _open_source(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
     try:
         import h5py
     except ImportError:
         raise ConfigError('reading HDF5 needs h5py: pip install "penstock[hdf5]"') from None
     failure: PenstockError | None = None
     try:
-        h5 = h5py.File(source, "r", rdcc_nbytes=cache_bytes, swmr=file.growing)
+        h5 = h5py.File(source, "r", rdcc_nbytes=cache_bytes, swmr=file.is_growing)
     except OSError as error:
-        failure = _explained(file, error)
+        failure = _explain(file, error)
     if failure is None:
         with h5:
             try:
@@ -79,7 +79,7 @@ def _opened(file: FileId, source: Any, cache_bytes: int) -> Iterator[Any]:
         raise failure
 
 
-def _explained(file: FileId, error: OSError) -> PenstockError:
+def _explain(file: FileId, error: OSError) -> PenstockError:
     if "truncated" in str(error):
         return Truncated(f"{file.path}: HDF5 file cut short ({error}); fetch it again")
     if error.errno in (errno.EACCES, errno.EPERM, errno.ENOENT):
@@ -126,7 +126,7 @@ def _register_filters(dataset: Any) -> None:
         installed_filters()
 
 
-def _beside(h5: Any, path: str, name: str) -> Any:
+def _open_beside(h5: Any, path: str, name: str) -> Any:
     """Open a dataset so that its external files are searched beside the file, not in the working directory."""
     import h5py
 
@@ -179,7 +179,7 @@ class H5pyStore(SlicedStore):
         return H5pyStore(self.file, self._files, self._rows, layouts)
 
     def scratch_bytes(self, rows: int) -> int:
-        paged = PAGED_BYTES if self.file.compared or is_remote(self.file.path) else 0
+        paged = PAGED_BYTES if self.file.is_compared or is_remote(self.file.path) else 0
         return super().scratch_bytes(rows) + paged + self._files.scratch_bytes
 
     @property
@@ -189,8 +189,8 @@ class H5pyStore(SlicedStore):
     @contextmanager
     def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         cache_bytes = max((self.layouts[name].cache_bytes for name in names), default=0)
-        with _ONE_AT_A_TIME, opened(self.file, self._files, cache_bytes) as h5:
-            yield {name: _beside(h5, self.file.path, name) for name in names}
+        with _ONE_AT_A_TIME, open_with_h5py(self.file, self._files, cache_bytes) as h5:
+            yield {name: _open_beside(h5, self.file.path, name) for name in names}
 
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         if not goal.size:  # some releases of h5py divide by it

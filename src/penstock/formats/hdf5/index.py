@@ -15,10 +15,9 @@ from penstock.base.file_id import FileId
 from penstock.errors import Corrupt
 from penstock.files.handles import check_unchanged
 from penstock.files.mapping import map_file
+from penstock.formats.hdf5.object_header import CONTINUED, LAYOUT, MOST_BLOCKS, NOWHERE, messages
 
-_LAYOUT, _CONTINUED = 0x08, 0x10
-_MOST_BLOCKS = 256
-_NOWHERE = 2**64 - 1
+_MESSAGE, _NUMBERED_MESSAGE = struct.Struct("<BHx"), struct.Struct("<BH3x")
 
 # The library skips this many empty entries in a second or two.
 _FEW_ENTRIES = 1_000_000
@@ -27,13 +26,13 @@ _FEW_ENTRIES = 1_000_000
 def check_index(file: FileId, dataset: Any, header_at: int) -> None:
     """Refuse a dataset whose chunk index contradicts it; does nothing without an index, or for one of another kind."""
     plain = dataset.file.id.get_create_plist().get_sizes() == (8, 8) and not dataset.file.userblock_size
-    if file.growing or not file.can_be_mapped or not dataset.chunks or not plain:
+    if file.is_growing or not file.can_be_mapped or not dataset.chunks or not plain:
         return
     check_unchanged(file)
     mapped = map_file(file.path).data
     with suppress(struct.error):
-        for message in _layouts(mapped, header_at):
-            for what, found, least, most in _contradictions(mapped, dataset, message):
+        for message in _find_layouts(mapped, header_at):
+            for what, found, least, most in _list_rules(mapped, dataset, message):
                 if not least <= found <= most:
                     expected = f"{least:,}" if least == most else f"{least:,} to {most:,}"
                     raise Corrupt(
@@ -42,7 +41,7 @@ def check_index(file: FileId, dataset: Any, header_at: int) -> None:
                     )
 
 
-def _layouts(mapped: memoryview, address: int) -> Iterator[bytes]:
+def _find_layouts(mapped: memoryview, address: int) -> Iterator[bytes]:
     """The layout message of a dataset, if its object header is of the newer kind."""
     sign, version, flags = struct.unpack_from("<4sBB", mapped, address)
     if sign != b"OHDR" or version != 2:
@@ -50,58 +49,53 @@ def _layouts(mapped: memoryview, address: int) -> Iterator[bytes]:
     begin = address + 6 + 16 * bool(flags & 0x20) + 4 * bool(flags & 0x10)
     width = 1 << (flags & 3)
     blocks = [(begin + width, int.from_bytes(mapped[begin : begin + width].tobytes(), "little"))]
+    head = _NUMBERED_MESSAGE if flags & 0x04 else _MESSAGE
     for at, length in blocks:
-        for kind, message in _messages(mapped[at : at + length].tobytes(), 6 if flags & 0x04 else 4):
-            if kind == _CONTINUED and len(blocks) < _MOST_BLOCKS:
+        for kind, message in messages(mapped[at : at + length].tobytes(), head):
+            if kind == CONTINUED and len(blocks) < MOST_BLOCKS:
                 place, size = struct.unpack_from("<QQ", message)
                 blocks.append((place + 4, max(0, size - 8)))  # between a signature and a checksum
-            elif kind == _LAYOUT:
+            elif kind == LAYOUT:
                 yield message
-
-
-def _messages(block: bytes, head: int) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + head <= len(block):
-        kind, size = struct.unpack_from("<BH", block, at)
-        yield kind, block[at + head : at + head + size]
-        at += head + size
 
 
 Rule = tuple[str, int, int, int]
 """The meaning of a number, its value, and its smallest and largest valid value."""
 
 
-def _contradictions(mapped: memoryview, dataset: Any, message: bytes) -> Iterator[Rule]:
+def _list_rules(mapped: memoryview, dataset: Any, message: bytes) -> Iterator[Rule]:
     version, kind, _, axes, width = struct.unpack_from("<5B", message)
     if version not in (4, 5) or (kind, axes) != (2, dataset.ndim + 1):
         return
     at = 5 + axes * width
     index, given = message[at], message[at + 1 : -8]
     (address,) = struct.unpack_from("<Q", message, len(message) - 8)
-    if address == _NOWHERE:
+    if address == NOWHERE:
         return
     entry = _entry_bytes(dataset, version)
     if index == 3:
-        yield from _fixed_array(mapped, dataset, address, given, entry)
+        yield from _rules_of_fixed_array(mapped, dataset, address, given, entry)
     elif index == 4:
-        yield from _extensible_array(mapped, dataset, address, given, entry)
+        yield from _rules_of_extensible_array(mapped, dataset, address, given, entry)
     elif index == 5:
-        yield from _tree(mapped, dataset, address, given, entry)
+        yield from _rules_of_tree(mapped, dataset, address, given, entry)
 
 
-def _fixed_array(mapped: memoryview, dataset: Any, address: int, given: bytes, entry: int) -> Iterator[Rule]:
+def _rules_of_fixed_array(mapped: memoryview, dataset: Any, address: int, given: bytes, entry: int) -> Iterator[Rule]:
     sign, _, client, size, page_bits, entries = struct.unpack_from("<4s4BQ", mapped, address)
-    yield "sign", int.from_bytes(sign, "big"), *_both(b"FAHD")
-    yield "kind", client, *[_filtered(dataset)] * 2
+    yield "sign", int.from_bytes(sign, "big"), *_sign_twice(b"FAHD")
+    yield "kind", client, *[_is_filtered(dataset)] * 2
     yield "bytes of an entry", size, entry, entry
     yield "bits of a page", page_bits, given[0], given[0]
     yield "number of entries", entries, *[_most_chunks(dataset)] * 2
 
 
-def _extensible_array(mapped: memoryview, dataset: Any, address: int, given: bytes, entry: int) -> Iterator[Rule]:
+def _rules_of_extensible_array(
+    mapped: memoryview, dataset: Any, address: int, given: bytes, entry: int
+) -> Iterator[Rule]:
     sign, _, client, size, bits, inside, smallest, pointers, page_bits = struct.unpack_from("<4s8B", mapped, address)
-    yield "sign", int.from_bytes(sign, "big"), *_both(b"EAHD")
-    yield "kind", client, *[_filtered(dataset)] * 2
+    yield "sign", int.from_bytes(sign, "big"), *_sign_twice(b"EAHD")
+    yield "kind", client, *[_is_filtered(dataset)] * 2
     yield "bytes of an entry", size, entry, entry
     names = ("bits of a number", "entries of its first block", "least pointers", "least entries", "bits of a page")
     for what, found, expected in zip(names, (bits, inside, pointers, smallest, page_bits), given, strict=False):
@@ -110,12 +104,12 @@ def _extensible_array(mapped: memoryview, dataset: Any, address: int, given: byt
     yield "last entry", last, 0, _most_chunks(dataset) + len(mapped) + _FEW_ENTRIES
 
 
-def _tree(mapped: memoryview, dataset: Any, address: int, given: bytes, entry: int) -> Iterator[Rule]:
+def _rules_of_tree(mapped: memoryview, dataset: Any, address: int, given: bytes, entry: int) -> Iterator[Rule]:
     head = struct.unpack_from("<4sBBIHHBBQHQ", mapped, address)
     sign, _, kind, node, record, depth, _, _, _, in_root, records = head
     (node_given,) = struct.unpack_from("<I", given)
-    filtered, size = _filtered(dataset), entry + 8 * dataset.ndim
-    yield "sign", int.from_bytes(sign, "big"), *_both(b"BTHD")
+    filtered, size = _is_filtered(dataset), entry + 8 * dataset.ndim
+    yield "sign", int.from_bytes(sign, "big"), *_sign_twice(b"BTHD")
     yield "kind", kind, 10 + filtered, 10 + filtered
     yield "bytes of a node", node, node_given, node_given
     yield "bytes of a node", node, 10 + size, len(mapped)
@@ -125,18 +119,18 @@ def _tree(mapped: memoryview, dataset: Any, address: int, given: bytes, entry: i
     yield "depth", depth, 0, max(0, records.bit_length() - 1)
 
 
-def _both(sign: bytes) -> tuple[int, int]:
+def _sign_twice(sign: bytes) -> tuple[int, int]:
     number = int.from_bytes(sign, "big")
     return number, number
 
 
-def _filtered(dataset: Any) -> int:
+def _is_filtered(dataset: Any) -> int:
     return int(dataset.id.get_create_plist().get_nfilters() > 0)
 
 
 def _entry_bytes(dataset: Any, version: int) -> int:
     """Bytes of an entry: the chunk's offset; with filters, also its length and the filters that it skipped."""
-    if not _filtered(dataset):
+    if not _is_filtered(dataset):
         return 8
     if version == 5:
         return 8 + 8 + 4

@@ -10,12 +10,13 @@ import numpy as np
 from penstock.base.file_id import FileId
 from penstock.base.machine import free_bytes
 from penstock.base.sizes import KiB, MiB, format_size
+from penstock.base.spec import without_axis
 from penstock.errors import Corrupt, LimitExceeded, Missing
 from penstock.formats.hdf5 import btree
 from penstock.formats.hdf5.btree import IndexNotUnderstood
-from penstock.formats.hdf5.description import checked, make_array, never_written, repack_command, saved_as
-from penstock.formats.rows import without_axis
+from penstock.formats.hdf5.description import check_table, make_array, never_written, repack_command, saved_as
 from penstock.read import codecs, saved_chunks
+from penstock.read.chunk_files import Grid
 from penstock.read.extents import NEVER_WRITTEN, Chunks, ChunkTable, CodecId, Contiguous, Extents, KnownTable
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class StoredDataset:
         return never_written(self.file, self.name, there, self.fill_value)
 
 
-def extents(found: StoredDataset, options: "OpenOptions") -> Extents | str:
+def locate_rows(found: StoredDataset, options: "OpenOptions") -> Extents | str:
     """Where the rows are, or why only h5py can read them."""
     import h5py
 
@@ -111,14 +112,14 @@ def extents(found: StoredDataset, options: "OpenOptions") -> Extents | str:
         if offset is None:
             return "it is stored inside the metadata, or was never written"
         if found.axis:
-            return _turned(found, offset)
+            return _describe_turned(found, offset)
         return Contiguous(
             file=found.file, name=found.name, stored=stored, shape=found.shape[1:], rows=found.rows, offset=offset
         )
-    known = _codecs(found)
+    known = _find_codecs(found)
     if isinstance(known, str):
         return known
-    return _chunks(found, known, options) if _can_be_believed(found) else MISREPORTED
+    return _make_chunks(found, known, options) if _can_be_believed(found) else MISREPORTED
 
 
 def _can_be_believed(found: StoredDataset) -> bool:
@@ -136,7 +137,7 @@ def _can_be_believed(found: StoredDataset) -> bool:
     return bool(superblock < 2 and dataset.id.get_num_chunks() == prod(found.grid))
 
 
-def _codecs(found: StoredDataset) -> tuple[CodecId, ...] | str:
+def _find_codecs(found: StoredDataset) -> tuple[CodecId, ...] | str:
     known: list[CodecId] = []
     for number, parameters, label in found.filters:
         if ("fletcher32", 0) in known:
@@ -146,15 +147,15 @@ def _codecs(found: StoredDataset) -> tuple[CodecId, ...] | str:
             codec = ("shuffle", parameters[0] if parameters else found.dataset.dtype.itemsize)
         elif number == codecs.BITSHUFFLE_FILTER and len(parameters) > 4:
             codec = (codecs.BITSHUFFLE_COMPRESSORS.get(parameters[4], ""), parameters[2])
-        if not codec[0] or not codecs.available(codec):
+        if not codec[0] or not codecs.is_available(codec):
             return f"filter {number} ({label}) has no decoder here"
         known.append(codec)
     return tuple(known)
 
 
-def _chunks(found: StoredDataset, known: tuple[CodecId, ...], options: "OpenOptions") -> Chunks | str:
+def _make_chunks(found: StoredDataset, known: tuple[CodecId, ...], options: "OpenOptions") -> Chunks | str:
     file, dataset, axis = found.file, found.dataset, found.axis
-    folder = None if file.growing else options.index_folder  # the table of a growing file is not saved
+    folder = None if file.is_growing else options.index_folder  # the table of a growing file is not saved
     table: ChunkTable | None = saved_chunks.load(folder, file, saved_as(found.name, axis)) if folder else None
     about = {
         "stored": dataset.dtype.str, "shape": found.shape, "chunks": dataset.chunks, "codecs": known,
@@ -167,10 +168,10 @@ def _chunks(found: StoredDataset, known: tuple[CodecId, ...], options: "OpenOpti
             return MISREPORTED
         least, name = options.files.policy.save_table_from_chunks, saved_as(found.name, axis)
         table = saved_chunks.save(folder, file, name, walked, from_chunks=least, about=about) if folder else walked
-    return checked(make_array(file, found.name, axis, about, table, options), options)
+    return check_table(make_array(file, found.name, axis, about, table, options), options)
 
 
-def holes(found: StoredDataset) -> dict[int, int]:
+def find_holes(found: StoredDataset) -> dict[int, int]:
     """Chunks that were never written of a dataset that the library will read, by block of rows.
 
     The library takes a chunk that it does not find for one that was never written, so the whole index is read.
@@ -181,7 +182,7 @@ def holes(found: StoredDataset) -> dict[int, int]:
         absent = (table.offsets == NEVER_WRITTEN).sum(axis=1)
         return {block: int(absent[block]) for block in np.flatnonzero(absent).tolist()}
     there = found.dataset.id.get_num_chunks()
-    if there > chunks and not found.file.growing:
+    if there > chunks and not found.file.is_growing:
         raise Corrupt(
             f"{found.file.path}: dataset {found.name!r}: its chunk index has {there:,} chunks, and its grid of "
             f"{found.grid} has {chunks:,}. The file is damaged: fetch it again"
@@ -211,28 +212,28 @@ def _largest_table() -> int:
 
 def walk(found: StoredDataset) -> KnownTable | None:
     """The whole chunk table, in one pass over the file's own index; None if the library reports it wrongly."""
-    if not found.file.growing and found.file.can_be_mapped and not found.dataset.file.userblock_size:
+    if not found.file.is_growing and found.file.can_be_mapped and not found.dataset.file.userblock_size:
         with suppress(IndexNotUnderstood):
-            return _by_nodes(found)
-    if found.file.growing and found.can_be_misreported:  # a wrong place looks like a chunk that came later
+            return _walk_nodes(found)
+    if found.file.is_growing and found.can_be_misreported:  # a wrong place looks like a chunk that came later
         return None
     try:
-        return _one_by_one(found)
+        return _walk_chunks(found)
     except Corrupt:
         if found.can_be_misreported:
             return None
         raise
 
 
-def _by_nodes(found: StoredDataset) -> KnownTable:
+def _walk_nodes(found: StoredDataset) -> KnownTable:
     """Without the library, if the index is a version 1 B-tree."""
     columns = _ChunkColumns(found)
-    for piece in btree.chunks(found.file, found.dataset, found.header_at, found.grid):
+    for piece in btree.read_chunks(found.file, found.dataset, found.header_at, found.grid):
         columns.put(piece["corner"].astype(np.int64), piece["place"], piece["size"], piece["mask"])
     return columns.table()
 
 
-def _one_by_one(found: StoredDataset) -> KnownTable:
+def _walk_chunks(found: StoredDataset) -> KnownTable:
     """Through the library."""
     columns, waiting = _ChunkColumns(found), list[Any]()
 
@@ -268,14 +269,14 @@ class _ChunkColumns:
         inside = np.ones(len(corners), bool)
         for column, size in zip(along, self.grid, strict=True):
             inside &= (column >= 0) & (column < size)
-        if self.found.file.growing:  # chunks may have been added since the shape was read
+        if self.found.file.is_growing:  # chunks may have been added since the shape was read
             along = [column[inside] for column in along]
             places, sizes, masks = places[inside], sizes[inside], masks[inside]
         else:
             aligned = (corners == np.stack(along, axis=1) * self._steps).all(axis=1)
             self._check(inside & aligned, corners, places, f"outside its grid of {self.grid} chunks of {self._steps}")
         at = np.ravel_multi_index(tuple(along), self.grid)
-        if not self.found.file.growing:
+        if not self.found.file.is_growing:
             new = np.zeros(len(at), bool)
             new[np.unique(at, return_index=True)[1]] = True
             self._check(new & (self.offsets[at] == NEVER_WRITTEN), corners, places, "a second time")
@@ -309,23 +310,16 @@ class _ChunkColumns:
 
     def table(self) -> KnownTable:
         """The table of all chunks that were added."""
-        if not self.found.file.growing:
+        if not self.found.file.is_growing:
             self._check_apart()
         written = self.lengths[self.offsets != NEVER_WRITTEN]
         alike = len(written) and bool((written == written[0]).all())
-        lengths = int(written[0]) if alike else self._turned(self.lengths)
-        return KnownTable(
-            self._turned(self.offsets), lengths, self._turned(self.skipped) if len(self.skipped) else None
-        )
-
-    def _turned(self, column: np.ndarray) -> np.ndarray:
-        """The column with blocks of rows as its first axis."""
-        axis = self.found.axis
-        moved = np.moveaxis(column.reshape(self.grid), axis, 0)
-        return np.ascontiguousarray(moved).reshape(self.grid[axis], -1)
+        by_block = Grid(self.grid, self.found.axis).by_block
+        lengths = int(written[0]) if alike else by_block(self.lengths)
+        return KnownTable(by_block(self.offsets), lengths, by_block(self.skipped) if len(self.skipped) else None)
 
 
-def _turned(found: StoredDataset, offset: int) -> Extents:
+def _describe_turned(found: StoredDataset, offset: int) -> Extents:
     """A contiguous dataset with rows on an inner axis, described as chunks: some rows of one run of elements each."""
     rows, shape, stored = found.rows, without_axis(found.shape, found.axis), found.dataset.dtype
     outer, inner = shape[: found.axis], shape[found.axis :]

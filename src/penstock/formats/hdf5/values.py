@@ -29,10 +29,10 @@ def read_values(dataset: Any, where: str) -> tuple[ObjectDecoder, TextColumn]:
     """All values of a dataset, and how they are decoded."""
     decoder = decoder_of_values(dataset)
     assert decoder is not None
-    return decoder, collect(_pieces(dataset), where)
+    return decoder, collect(_read_pieces(dataset), where)
 
 
-def _pieces(dataset: Any) -> Iterator[Sequence[bytes]]:
+def _read_pieces(dataset: Any) -> Iterator[Sequence[bytes]]:
     for begin in range(0, len(dataset), AT_ONCE):
         values = dataset[begin : begin + AT_ONCE]
         yield [value if isinstance(value, bytes) else value.tobytes() for value in values]

@@ -50,19 +50,19 @@ def is_database(path: str) -> bool:
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The samples of one database: a file, or a folder with ``data.mdb`` in it."""
     file = options.files.identify(os.path.join(path, DATA_FILE) if os.path.isdir(path) else path)
-    table = _table(file, options)
+    table = _load_table(file, options)
     if not table.samples:
         raise Missing(f"{file.path}: an LMDB database without samples")
-    samples = SampleFields(file, table, options, "values of a database", patterns=True)
-    columns = _columns(samples)
+    samples = SampleFields(file, table, options, "values of a database", has_patterns=True)
+    columns = _choose_columns(samples)
     arrays: dict[str, Extents] = {
-        name: samples.members(name, column, partial(_kind_of, samples, name, column))
+        name: samples.members(name, column, partial(_find_kind, samples, name, column))
         for name, column in columns.items()
     }
     return ExtentStore(arrays, options.files)
 
 
-def _columns(samples: SampleFields) -> dict[str, int]:
+def _choose_columns(samples: SampleFields) -> dict[str, int]:
     """The fields to read, and their columns in the table."""
     path, fields = samples.file.path, samples.options.fields
     names = keys.field_names(samples.table.fields)
@@ -85,7 +85,7 @@ def _is_picture(samples: SampleFields) -> bool:
         return True
 
 
-def _table(file: FileId, options: "OpenOptions") -> SampleTable:
+def _load_table(file: FileId, options: "OpenOptions") -> SampleTable:
     """The table of samples: as saved, or from a walk through the database."""
     folder = options.index_folder
     as_chosen = f"{SAVED_AS}: {options.fields!r}"
@@ -96,11 +96,11 @@ def _table(file: FileId, options: "OpenOptions") -> SampleTable:
     with options.files.lend(file) as handle:
         databases = pages.walk(handle, options.fields)
     named = list(databases) != [""]
-    table = _side_by_side(file, databases) if named else keys.group(databases[""], kinds.is_known)
+    table = _join_databases(file, databases) if named else keys.group(databases[""], kinds.is_known)
     return table if folder is None else tar_samples.save(folder, file, table, as_chosen if named else SAVED_AS)
 
 
-def _side_by_side(file: FileId, databases: Mapping[str, MemberTable]) -> SampleTable:
+def _join_databases(file: FileId, databases: Mapping[str, MemberTable]) -> SampleTable:
     found = keys.side_by_side(list(databases.items()))
     if found is None:
         counts = ", ".join(f"{name!r} ({len(each):,} keys)" for name, each in databases.items())
@@ -111,7 +111,7 @@ def _side_by_side(file: FileId, databases: Mapping[str, MemberTable]) -> SampleT
     return found
 
 
-def _kind_of(samples: SampleFields, name: str, column: int, value: bytes) -> kinds.Kind:
+def _find_kind(samples: SampleFields, name: str, column: int, value: bytes) -> kinds.Kind:
     """The kind of a field: as the caller says, else by the suffix of its keys, else by its first value."""
     wanted = samples.options.members
     ending = samples.table.fields[column].removeprefix("*.").lower()
@@ -123,9 +123,9 @@ def _kind_of(samples: SampleFields, name: str, column: int, value: bytes) -> kin
         return kinds.kind_of("npy", value)
     if read_header(value) is not None:
         return kinds.Picture.of(value, wanted.max_pixels)
-    if _NUMBER.fullmatch(value) and all(map(_NUMBER.fullmatch, _some(samples, column))):
+    if _NUMBER.fullmatch(value) and all(map(_NUMBER.fullmatch, _sample_values(samples, column))):
         return kinds.Number()
-    if all(map(_is_text, _some(samples, column))):
+    if all(map(_is_text, _sample_values(samples, column))):
         return kinds.Value(objects.TEXT)
     if _PICKLED.match(value):
         raise Unsafe(
@@ -140,7 +140,7 @@ def _kind_of(samples: SampleFields, name: str, column: int, value: bytes) -> kin
     )
 
 
-def _some(samples: SampleFields, column: int) -> list[bytes]:
+def _sample_values(samples: SampleFields, column: int) -> list[bytes]:
     there = np.flatnonzero(samples.table.offsets[:, column] != NOT_THERE)
     at = np.linspace(0, len(there) - 1, min(LOOKED_AT, len(there)), dtype=np.int64)
     return [samples.value(sample, column) for sample in there[at].tolist()]

@@ -47,20 +47,20 @@ class _Split(NamedTuple):
     field_ends: np.ndarray
     pattern: Callable[[bytes], bytes]
     """From the bytes of a field to its pattern."""
-    numbered: bool = True
+    is_numbered: bool = True
     """Whether samples are numbers."""
 
 
 def group(members: MemberTable, is_known: Callable[[str], bool]) -> SampleTable:
     """Group keys into samples; ``is_known`` recognises suffixes that determine the kind of a value."""
-    about = _about_database(members.names)
+    about = _find_about_database(members.names)
     kept = members
     if len(about):
         rows = np.delete(np.arange(len(members)), about)
         kept = MemberTable(members.path, members.names.take(rows), members.offsets[rows], members.lengths[rows])
     for split in (_split_at_dot, _split_number_last, _split_number_first):
         parts = split(kept.names) if len(kept) else None
-        found = parts and _grouped(kept, parts, is_known, len(about))
+        found = parts and _group_by(kept, parts, is_known, len(about))
         if found:
             return found
     return SampleTable(
@@ -68,7 +68,7 @@ def group(members: MemberTable, is_known: Callable[[str], bool]) -> SampleTable:
     )
 
 
-def _about_database(keys: TextColumn) -> np.ndarray:
+def _find_about_database(keys: TextColumn) -> np.ndarray:
     """Which keys are about the database itself."""
     filled = np.flatnonzero(keys.ends > keys.begins)
     likely = filled[np.isin(keys.buffer[keys.ends[filled] - 1], _ABOUT_ENDS)]
@@ -83,19 +83,21 @@ def side_by_side(databases: Sequence[tuple[str, MemberTable]]) -> SampleTable | 
             return None
         if not np.array_equal(first.names.buffer, other.names.buffer):
             return None
-    order = np.arange(len(first)) if (numbers := _numbers(first.names)) is None else np.argsort(numbers, kind="stable")
+    order = (
+        np.arange(len(first)) if (numbers := _find_numbers(first.names)) is None else np.argsort(numbers, kind="stable")
+    )
     offsets = np.stack([each.offsets[order] for _, each in databases], axis=1)
     lengths = np.stack([each.lengths[order] for _, each in databases], axis=1)
     patterns = tuple(f"{name}:*" for name, _ in databases)
     return SampleTable(first.path, patterns, first.names.take(order), offsets, lengths)
 
 
-def _numbers(keys: TextColumn) -> np.ndarray | None:
+def _find_numbers(keys: TextColumn) -> np.ndarray | None:
     """The numbers at the end of keys, if all have the same prefix."""
     parts = _split_number_last(keys) if len(keys) else None
     if parts is None or not same_as_before(keys.buffer, parts.field_begins, parts.field_ends)[1:].all():
         return None
-    return _values(keys.buffer, parts.sample_begins, parts.sample_ends)
+    return _parse_digits(keys.buffer, parts.sample_begins, parts.sample_ends)
 
 
 def field_names(patterns: Sequence[str]) -> list[str]:
@@ -110,7 +112,7 @@ def _split_at_dot(keys: TextColumn) -> _Split | None:
     dots = find_dots(keys.buffer, begins, ends)
     if (dots < 0).any():
         return None
-    return _Split(begins, dots, dots + 1, ends, lambda field: b"*." + field, numbered=False)
+    return _Split(begins, dots, dots + 1, ends, lambda field: b"*." + field, is_numbered=False)
 
 
 def _split_number_last(keys: TextColumn) -> _Split | None:
@@ -142,7 +144,7 @@ def _is_digit(letters: np.ndarray) -> np.ndarray:
     return (letters >= ord("0")) & (letters <= ord("9"))
 
 
-def _values(letters: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _parse_digits(letters: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """The numbers that digits stand for."""
     values = np.zeros(len(begins), np.int64)
     for place in range(int((ends - begins).max())):
@@ -151,17 +153,17 @@ def _values(letters: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.nda
     return values
 
 
-def _grouped(
+def _group_by(
     members: MemberTable, parts: _Split, is_known: Callable[[str], bool], passed_over: int
 ) -> SampleTable | None:
     """The samples, if there are few fields, all of a known kind unless samples are numbered, that most samples have."""
     letters = members.names.buffer
-    found = _columns(letters, parts)
+    found = _assign_columns(letters, parts)
     if found is None:
         return None
     fields, columns = found
-    if parts.numbered:
-        samples = _values(letters, parts.sample_begins, parts.sample_ends)
+    if parts.is_numbered:
+        samples = _parse_digits(letters, parts.sample_begins, parts.sample_ends)
     elif all(is_known(decoded(field).lower()) for field in fields):
         samples = np.cumsum(~same_as_before(letters, parts.sample_begins, parts.sample_ends))
     else:
@@ -184,7 +186,7 @@ def _grouped(
     )
 
 
-def _columns(letters: np.ndarray, parts: _Split) -> tuple[list[bytes], np.ndarray] | None:
+def _assign_columns(letters: np.ndarray, parts: _Split) -> tuple[list[bytes], np.ndarray] | None:
     """The different fields, and which of them each key has; None if there are too many."""
     fields: dict[bytes, int] = {}
     heads = np.flatnonzero(~same_as_before(letters, parts.field_begins, parts.field_ends))

@@ -103,20 +103,21 @@ class _Entries:
 
 def walk(handle: Handle, names: Sequence[str] | None = None) -> Mapping[str, MemberTable]:
     """The entries of each named database, in the order of their keys; of the unnamed one (``""``) if there are none."""
-    main = _main(handle)
+    main = _find_main(handle)
     found = _Tree(handle, main).entries()
     if not found.inner.any():
-        return {"": _table(handle.file.path, main, found)}
-    inner = {database.name: database for database in _inner(handle, main, found)}
+        return {"": _make_table(handle.file.path, main, found)}
+    inner = {database.name: database for database in _list_inner(handle, main, found)}
     unknown = [name for name in names or () if name not in inner]
     if unknown:
         raise Missing(f"{handle.file.path}: no database {unknown[0]!r}; it has {', '.join(map(repr, inner))}")
     return {
-        name: _table(handle.file.path, inner[name], _Tree(handle, inner[name]).entries()) for name in names or inner
+        name: _make_table(handle.file.path, inner[name], _Tree(handle, inner[name]).entries())
+        for name in names or inner
     }
 
 
-def _inner(handle: Handle, main: Database, entries: _Entries) -> Iterator[Database]:
+def _list_inner(handle: Handle, main: Database, entries: _Entries) -> Iterator[Database]:
     for index in np.flatnonzero(entries.inner).tolist():
         record = np.empty(_DATABASE.itemsize, np.uint8)
         if entries.lengths[index] != len(record):
@@ -125,7 +126,7 @@ def _inner(handle: Handle, main: Database, entries: _Entries) -> Iterator[Databa
         yield Database.of(decoded(entries.key(index)), record.tobytes(), main.page_size)
 
 
-def _table(path: str, database: Database, entries: _Entries) -> MemberTable:
+def _make_table(path: str, database: Database, entries: _Entries) -> MemberTable:
     keys, ends = entries.keys, np.cumsum(entries.key_sizes, dtype=np.int64)
     if database.flags & WHOLE_NUMBERS_AS_KEYS:
         width = int(entries.key_sizes[0]) if len(ends) else 8
@@ -137,9 +138,9 @@ def _table(path: str, database: Database, entries: _Entries) -> MemberTable:
     return MemberTable(path, TextColumn(keys, ends), entries.offsets, entries.lengths)
 
 
-def _main(handle: Handle) -> Database:
+def _find_main(handle: Handle) -> Database:
     """The unnamed database, from the newer of the two meta pages."""
-    first = _meta(handle, 0)
+    first = _read_meta(handle, 0)
     if first is None:
         raise Corrupt(
             f"{handle.file.path}: not an LMDB database: its first page lacks the magic number; fetch it again"
@@ -147,12 +148,12 @@ def _main(handle: Handle) -> Database:
     page_size = int(np.frombuffer(first["free"].tobytes(), _DATABASE)[0]["page_size"])
     if not (256 <= page_size <= 32768 and page_size & (page_size - 1) == 0):
         raise Corrupt(f"{handle.file.path}: pages of {page_size:,} bytes; expected a power of two; fetch it again")
-    second = _meta(handle, page_size)
+    second = _read_meta(handle, page_size)
     newer = first if second is None or first["transaction"] >= second["transaction"] else second
     return Database.of("", newer["main"].tobytes(), page_size)
 
 
-def _meta(handle: Handle, offset: int) -> np.void | None:
+def _read_meta(handle: Handle, offset: int) -> np.void | None:
     page = np.zeros(_META.itemsize, np.uint8)
     if offset + len(page) > handle.file.size:
         raise Truncated(f"{handle.file.path}: {handle.file.size:,} bytes, less than an empty LMDB database has")
@@ -184,7 +185,8 @@ class _Tree:
         database = self.database
         leaves = self._read(self._leaves(), LEAF) if database.entries else []
         found = [self._leaf(nodes) for nodes in leaves]
-        columns = [np.concatenate(column) for column in zip(*found, strict=True)] or _no_entries()
+        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        columns = columns or [np.empty(0, dtype) for dtype in (np.uint8, np.int64, np.int64, np.int64, bool)]
         if len(columns[1]) != database.entries:
             self._damaged(f"{len(columns[1]):,} entries were found, and it claims {database.entries:,}")
         return _Entries(*columns)
@@ -224,7 +226,7 @@ class _Tree:
                 f"only {self.handle.file.size:,} bytes. It was cut short or damaged: fetch it again"
             )
         found = np.empty((len(numbers), size), np.uint8)
-        for first, place, count in coalesce.neighbours(numbers, np.arange(len(numbers))):
+        for first, place, count in coalesce.merge_neighbours(numbers, np.arange(len(numbers))):
             self.handle.read_into(first * size, found[place : place + count])
         return found
 
@@ -293,7 +295,3 @@ class _Tree:
 
     def _damaged(self, why: str) -> NoReturn:
         raise Corrupt(f"{self.path}: the tree of {self._shown} is damaged: {why}; fetch it again, or leave it out")
-
-
-def _no_entries() -> list[np.ndarray]:
-    return [np.empty(0, dtype) for dtype in (np.uint8, np.int64, np.int64, np.int64, bool)]

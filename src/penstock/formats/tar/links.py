@@ -32,51 +32,51 @@ class Link:
     """A link as its header describes it."""
 
     target: bytes
-    hard: bool
+    is_hard: bool
 
     def goal(self, name: bytes) -> bytes:
         """The name of the member that it leads to, from the archive's root."""
-        return normpath(self.target if self.hard else join(dirname(name), self.target))
+        return normpath(self.target if self.is_hard else join(dirname(name), self.target))
 
 
-def resolved(table: MemberTable, links: Mapping[int, Link]) -> MemberTable:
+def resolve_links(table: MemberTable, links: Mapping[int, Link]) -> MemberTable:
     """The table with every link (by its number) replaced by the bytes of the file that it leads to."""
     names = list(table.names.raws())
-    ends = _ends(_next(names, links))
+    ends = _find_ends(_follow_links(names, links))
     good = np.ones(len(names), bool)
     offsets, lengths = table.offsets.copy(), table.lengths.copy()
     left_out = list(table.left_out)
     for number, end in sorted(ends.items()):
         if end < 0:
             good[number] = False
-            left_out.append((names[number], _error(table.path, names[number], links[number], end)))
+            left_out.append((names[number], _make_error(table.path, names[number], links[number], end)))
         else:
             offsets[number], lengths[number] = offsets[end], lengths[end]
     kept = table.names.take(np.flatnonzero(good))
     return replace(table, names=kept, offsets=offsets[good], lengths=lengths[good], left_out=tuple(left_out))
 
 
-def _next(names: Sequence[bytes], links: Mapping[int, Link]) -> dict[int, int]:
+def _follow_links(names: Sequence[bytes], links: Mapping[int, Link]) -> dict[int, int]:
     """The member that each link leads to, by numbers; ``NOTHING`` or ``OUTSIDE``."""
     places: dict[bytes, int] = {}
     goals = {number: link.goal(names[number]) for number, link in links.items()}
     found: dict[int, int] = {}
     for number, name in enumerate(names):
-        if number in links and links[number].hard:
-            found[number] = places.get(goals[number], _absence(goals[number]))
+        if number in links and links[number].is_hard:
+            found[number] = places.get(goals[number], _why_absent(goals[number]))
         places[normpath(name)] = number
     for number, goal in goals.items():
-        if not links[number].hard:
-            found[number] = places.get(goal, _absence(goal))
+        if not links[number].is_hard:
+            found[number] = places.get(goal, _why_absent(goal))
     return found
 
 
-def _absence(goal: bytes) -> int:
+def _why_absent(goal: bytes) -> int:
     """Why no member has this name."""
     return OUTSIDE if goal.startswith((b"/", b"../")) or goal == b".." else NOTHING
 
 
-def _ends(following: Mapping[int, int]) -> dict[int, int]:
+def _find_ends(following: Mapping[int, int]) -> dict[int, int]:
     """Where each link ends, through others: the number of a file, or why there is none."""
     ends: dict[int, int] = {}
     for first in following:
@@ -89,13 +89,13 @@ def _ends(following: Mapping[int, int]) -> dict[int, int]:
     return ends
 
 
-def _error(path: str, name: bytes, link: Link, why: int) -> DataError:
+def _make_error(path: str, name: bytes, link: Link, why: int) -> DataError:
     kind, reason = {
         NOTHING: (Missing, "which is not in the archive"),
         OUTSIDE: (Unsafe, "which lies outside of the archive"),
         RING: (Corrupt, "and so on in a ring"),
     }[why]
-    what = "hard" if link.hard else "symbolic"
+    what = "hard" if link.is_hard else "symbolic"
     return kind(
         f"{path}: member {decoded(name)!r:.300} is a {what} link to {decoded(link.target)!r:.300}, {reason}. {WAY_OUT}"
     )

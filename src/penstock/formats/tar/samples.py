@@ -50,12 +50,12 @@ class SampleTable:
     offsets: np.ndarray
     """(samples, fields), int64; -1 where a sample lacks a field."""
     lengths: np.ndarray
-    """The same shape, in bytes."""
+    """(samples, fields), in bytes."""
     passed_over: int = 0
     """Members that belong to no sample."""
     left_out: tuple[DataError, ...] = ()
     """Why members were left out of their samples."""
-    mapped: bool = False
+    is_mapped: bool = False
     """Whether the columns are those of a saved table, which the system may drop from memory at any time."""
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class SampleTable:
     @property
     def index_bytes(self) -> int:
         """Memory that the table takes."""
-        return 0 if self.mapped else self.keys.nbytes + self.offsets.nbytes + self.lengths.nbytes
+        return 0 if self.is_mapped else self.keys.nbytes + self.offsets.nbytes + self.lengths.nbytes
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
@@ -211,12 +211,12 @@ def find_dots(letters: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.n
 
 def load(folder: str, file: FileId, name: str = _SAVED_AS) -> SampleTable | None:
     """The saved table of this archive, mapped, if it is complete and current."""
-    return _opened(file.path, saved_tables.load(folder, file, name))
+    return _open_saved(file.path, saved_tables.load(folder, file, name))
 
 
-def left_of(folder: str, file: FileId) -> str:
+def describe_left(folder: str, file: FileId) -> str:
     """``40 of 100 samples``: what is left of an archive that was longer when a table of it was saved."""
-    before = _opened(file.path, saved_tables.load(folder, file, _SAVED_AS, of_any_version=True))
+    before = _open_saved(file.path, saved_tables.load(folder, file, _SAVED_AS, of_any_version=True))
     if before is None or not before.samples:
         return ""
     ends = (before.offsets + before.lengths).max(axis=1)
@@ -234,10 +234,10 @@ def save(folder: str, file: FileId, table: SampleTable, name: str = _SAVED_AS) -
         "key_ends": table.keys.ends,
         "keys": table.keys.buffer,
     }
-    return _opened(file.path, saved_tables.save(folder, file, name, header, columns)) or table
+    return _open_saved(file.path, saved_tables.save(folder, file, name, header, columns)) or table
 
 
-def _opened(path: str, saved: SavedTable | None) -> SampleTable | None:
+def _open_saved(path: str, saved: SavedTable | None) -> SampleTable | None:
     if saved is None:
         return None
     try:
@@ -245,6 +245,6 @@ def _opened(path: str, saved: SavedTable | None) -> SampleTable | None:
         columns = saved.columns()
         keys = TextColumn(columns["keys"], columns["key_ends"])
         offsets, lengths = columns["offsets"], columns["lengths"]
-        return SampleTable(path, fields, keys, offsets, lengths, passed_over=passed_over, mapped=True)
+        return SampleTable(path, fields, keys, offsets, lengths, passed_over=passed_over, is_mapped=True)
     except (Corrupt, ValueError, KeyError, TypeError):
         return None

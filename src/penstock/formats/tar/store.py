@@ -28,7 +28,7 @@ _EXPANDED = "size of a compressed archive, expanded"
 
 def open_file(path: str, options: "OpenOptions") -> Store:
     """The samples of one archive."""
-    return _opened(options.files.identify(path), options)
+    return _open(options.files.identify(path), options)
 
 
 def open_compressed(path: str, options: "OpenOptions") -> Store:
@@ -37,14 +37,14 @@ def open_compressed(path: str, options: "OpenOptions") -> Store:
     packed = files.identify(path)
     saved = None if folder is None else saved_tables.load(folder, packed, _EXPANDED)
     size = None if saved is None else saved.header.get("bytes")
-    file = files.expanded(path, size if isinstance(size, int) else None)
+    file = files.expand(path, size if isinstance(size, int) else None)
     if folder is not None and saved is None:
         saved_tables.save(folder, packed, _EXPANDED, {"bytes": file.size}, {})
-    return _opened(file, options)
+    return _open(file, options)
 
 
-def _opened(file: FileId, options: "OpenOptions") -> Store:
-    path, table = file.path, _table(file, options)
+def _open(file: FileId, options: "OpenOptions") -> Store:
+    path, table = file.path, _load_table(file, options)
     if table.left_out and options.on_error == "raise":
         raise table.left_out[0]
     if not table.samples:
@@ -70,7 +70,7 @@ def _opened(file: FileId, options: "OpenOptions") -> Store:
     return store
 
 
-def _table(file: FileId, options: "OpenOptions") -> SampleTable:
+def _load_table(file: FileId, options: "OpenOptions") -> SampleTable:
     folder = options.index_folder
     found = None if folder is None else tar_samples.load(folder, file)
     if found is not None:
@@ -79,7 +79,7 @@ def _table(file: FileId, options: "OpenOptions") -> SampleTable:
         try:
             table = tar_samples.group(walk(handle))
         except Truncated as error:
-            left = tar_samples.left_of(folder, file) if folder is not None else ""
+            left = tar_samples.describe_left(folder, file) if folder is not None else ""
             if not left:
                 raise
             raise Truncated(f"{error}. By an index of it from before, {left} are whole") from error

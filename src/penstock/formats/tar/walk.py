@@ -40,7 +40,7 @@ from penstock.formats.tar.header import (
     WITHOUT_BODY,
     low_adler,
 )
-from penstock.formats.tar.links import Link, resolved
+from penstock.formats.tar.links import Link, resolve_links
 from penstock.formats.tar.members import MemberList, MemberTable
 
 # Long names and pax records have a body of their own. The longest path that a system accepts has 4 KiB.
@@ -157,7 +157,7 @@ class Walk:
         self._extra: dict[bytes, bytes] = {}
         """Path, size and target of the next member, where extended headers give them."""
         self._common: dict[bytes, bytes] = {}
-        """The same for all members that follow; part of ``_extra``."""
+        """What extended headers give for all members that follow; part of ``_extra``."""
 
     def __iter__(self) -> Iterator[Entry]:
         return map(Entry._make, self.columns())
@@ -332,23 +332,23 @@ class Walk:
 def walk(archive: str | Handle, sizes: WindowSizes = WindowSizes()) -> MemberTable:
     """The members of an uncompressed archive, given by its path or by a handle lent from ``Files``."""
     if isinstance(archive, Handle):
-        return _table(Window(archive, sizes))
+        return _collect_members(Window(archive, sizes))
     with Files(max_open=0).lend(identify(archive)) as handle:
-        return _table(Window(handle, sizes))
+        return _collect_members(Window(handle, sizes))
 
 
-def _table(source: ArchiveSource) -> MemberTable:
+def _collect_members(source: ArchiveSource) -> MemberTable:
     members, links, found = MemberList(), dict[int, Link](), Walk(source)
     add = members.add
     for name, offset, length, kind, target in found.columns():
         if kind == _FILE:
             add(name, offset, length)
         elif kind in LINKS:
-            links[len(members)] = Link(target, hard=kind == b"1")
+            links[len(members)] = Link(target, is_hard=kind == b"1")
             add(name, offset, 0)
         else:
             why = found.explain(Entry(name, offset, length, kind, target))
             way_out = 'Write the archive again without it, or pass on_error="skip" to leave it out'
             members.left_out.append((name, Corrupt(f"{why}. {way_out}")))
     table = members.table(source.name)
-    return resolved(table, links) if links else table
+    return resolve_links(table, links) if links else table

@@ -30,7 +30,7 @@ from penstock.formats.tiledb.library import (
     OpenArray,
     context,
     count_query,
-    explained,
+    explain,
     library,
     library_errors,
 )
@@ -73,7 +73,7 @@ def open_folder(path: str, options: "OpenOptions") -> Store:
         raise
     except errors as error:
         text = f"TileDB cannot make sense of it ({type(error).__name__}: {error}); restore it, or leave it out"
-        raise explained(path, error, text) from error
+        raise explain(path, error, text) from error
 
 
 def _check_path(path: str) -> None:
@@ -98,21 +98,21 @@ def _open(path: str, options: "OpenOptions") -> Store:
         raise SchemaMismatch(f"{path}: a sparse TileDB array; expected a dense one: copy it into one")
     if written is None:
         raise Missing(f"{path}: nothing was ever written to this TileDB array")
-    attributes = _attributes(path, schema, options)
-    layouts = {name: _layout(path, schema, written, name, options.row_axis_of(name)) for name in attributes}
+    attributes = _choose_attributes(path, schema, options)
+    layouts = {name: _make_layout(path, schema, written, name, options.row_axis_of(name)) for name in attributes}
     lengths = {name: each.shape[each.row_axis] for name, each in layouts.items()}
     if len(set(lengths.values())) > 1:
         raise SchemaMismatch(f"{path}: fields must have the same number of rows, but have {lengths}")
     for name, layout in layouts.items():
-        holes = _holes(path, fragments.nonempty_domain, layout, allowed=options.allow_fill)
+        holes = _find_holes(path, fragments.nonempty_domain, layout, allowed=options.allow_fill)
         layouts[name] = replace(layout, holes=holes)
     named = sorted(os.path.basename(uri.rstrip("/")) for uri in fragments.uri)
     return TileDBStore(
-        options.files.marked(identify(path)), next(iter(lengths.values())), layouts, opened, digest(*named)
+        options.files.mark_compared(identify(path)), next(iter(lengths.values())), layouts, opened, digest(*named)
     )
 
 
-def _attributes(path: str, schema: Any, options: "OpenOptions") -> Sequence[str]:
+def _choose_attributes(path: str, schema: Any, options: "OpenOptions") -> Sequence[str]:
     there = [schema.attr(number) for number in range(schema.nattr)]
     known = [each.name or FIELD for each in there if not _why_not(each)]
     shown = ", ".join(f"{each.name or FIELD!r} ({each.dtype})" for each in there)
@@ -175,7 +175,7 @@ class TileDBLayout(sliced.Layout):
         return TILE_COPIES * min(touched * self.chunk_bytes, TILES_BYTES + 2 * self.chunk_bytes) + LIBRARY_BYTES
 
 
-def _layout(path: str, schema: Any, written: Sequence[tuple[int, int]], name: str, row_axis: int) -> TileDBLayout:
+def _make_layout(path: str, schema: Any, written: Sequence[tuple[int, int]], name: str, row_axis: int) -> TileDBLayout:
     dimensions = [schema.domain.dim(number) for number in range(schema.domain.ndim)]
     if any(each.dtype.kind not in "iu" for each in dimensions):
         shown = ", ".join(f"{each.name} ({each.dtype})" for each in dimensions)
@@ -190,17 +190,17 @@ def _layout(path: str, schema: Any, written: Sequence[tuple[int, int]], name: st
     attribute = schema.attr("" if name == FIELD and not schema.has_attr(FIELD) else name)
     return TileDBLayout(
         attribute.dtype, shape, tiles, axis, "", begins=tuple(int(first) for first, _ in ranges),
-        attribute=attribute.name, unaligned=unaligned, fill=str(attribute.fill), checked_by=_checksum(attribute),
+        attribute=attribute.name, unaligned=unaligned, fill=str(attribute.fill), checked_by=_find_checksum(attribute),
     )  # fmt: skip
 
 
-def _checksum(attribute: Any) -> str:
+def _find_checksum(attribute: Any) -> str:
     """The checksum that the library verifies for each tile, if any."""
     kinds = {type(each).__name__ for each in attribute.filters}
     return next((name for kind, name in CHECKSUMS.items() if kind in kinds), "")
 
 
-def _holes(
+def _find_holes(
     path: str, boxes: Sequence[Sequence[tuple[int, int]]], layout: TileDBLayout, *, allowed: bool
 ) -> dict[int, int]:
     """Rows of tiles with cells that no fragment wrote, found on the grid of all fragment edges.
@@ -278,7 +278,8 @@ class TileDBStore(SlicedStore):
         if layout.chunk_rows > 1 or layout.row_axis or layout.part is not None:
             super()._read_field(array, name, rows, at, target)
             return
-        for first, place, count in coalesce.limited(coalesce.neighbours(rows, at), layout.group):  # straight into place
+        runs = coalesce.limit_runs(coalesce.merge_neighbours(rows, at), layout.group)
+        for first, place, count in runs:  # straight into place
             where = f"{self.file.path}: {name}, rows {first} to {first + count - 1}"
             wanted = (slice(first, first + count), *layout.bounds)
             self.read_slice(array, wanted, target[place : place + count], where)
@@ -306,7 +307,7 @@ class TileDBStore(SlicedStore):
                 f"{error}. The array is damaged there, or some of it was removed after it was opened: "
                 f'restore it, open it again, or leave those rows out with select or on_error="skip"'
             )
-            raise explained(where, error, text) from error
+            raise explain(where, error, text) from error
         if status != native.QueryStatus.COMPLETE:
             raise Corrupt(f"{where}: TileDB returned only a part ({status}); restore the array")
 

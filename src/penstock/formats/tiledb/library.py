@@ -16,7 +16,7 @@ from typing import Any
 from penstock.base import fork
 from penstock.base.sizes import MiB
 from penstock.errors import ConfigError, Corrupt, PenstockError, Unavailable
-from penstock.files.retry import refusal
+from penstock.files.retry import describe_refusal
 
 # The limit on tiles that the library holds together; a larger tile is held alone.
 TILES_BYTES = 8 * MiB
@@ -40,9 +40,9 @@ def library_errors() -> tuple[type[Exception], ...]:
     return (library().TileDBError, *DAMAGED)
 
 
-def explained(where: str, error: Exception, damaged: str) -> PenstockError:
+def explain(where: str, error: Exception, damaged: str) -> PenstockError:
     """An error of the library as one of ours: the system refused something, or the array is ``damaged``."""
-    why = refusal(error)
+    why = describe_refusal(error)
     return Unavailable(f"{where}: cannot be read: {why}") if why else Corrupt(f"{where}: {damaged}")
 
 
@@ -96,7 +96,7 @@ class OpenArray:
             return library().open(self.path, ctx=context(), timestamp=self.timestamp)
         except library_errors() as error:
             text = f"TileDB cannot open it ({error}); restore it, or leave it out"
-            raise explained(self.path, error, text) from error
+            raise explain(self.path, error, text) from error
 
     def close(self) -> None:
         """Close it, unless a thread reads from it."""

@@ -48,7 +48,7 @@ OLD_SCHEMA = "__array_schema.tdb"
 def check_records(array: str) -> None:
     """Refuse an array whose schemas or fragments declare sizes that they do not have."""
     try:
-        for path in _schemas(array):
+        for path in _list_schemas(array):
             with open_for_parser(str(path)) as file:
                 _check_record(file, 0, os.fstat(file.fileno()).st_size)
         for path in sorted(Path(array, FRAGMENTS).glob(f"*/{ABOUT_FRAGMENT}")):
@@ -58,7 +58,7 @@ def check_records(array: str) -> None:
         raise Unavailable(f"{error.filename or array}: cannot be read ({one_line(error)})") from error
 
 
-def _schemas(array: str) -> Iterator[Path]:
+def _list_schemas(array: str) -> Iterator[Path]:
     if Path(array, OLD_SCHEMA).is_file():
         yield Path(array, OLD_SCHEMA)
     if Path(array, SCHEMAS).is_dir():
@@ -74,7 +74,7 @@ def _check_fragment(file: BinaryIO) -> None:
     end = size - _COUNT.size - footer
     if end < 0:
         raise _damaged(file, f"its footer has {footer:,} bytes, the file {size:,}")
-    attributes = _attribute_files(os.path.dirname(file.name))
+    attributes = _list_attribute_files(os.path.dirname(file.name))
     at = number = 0
     while at < end:
         if path := attributes.get(number - 1):
@@ -85,7 +85,7 @@ def _check_fragment(file: BinaryIO) -> None:
         number += 1
 
 
-def _attribute_files(fragment: str) -> dict[int, str]:
+def _list_attribute_files(fragment: str) -> dict[int, str]:
     """The file of each attribute, by the attribute's number."""
     found = ((re.fullmatch(r"a([0-9]{1,9})\.tdb", entry.name), entry.path) for entry in os.scandir(fragment))
     return {int(match[1]): path for match, path in found if match}
@@ -128,12 +128,12 @@ def _check_record(file: BinaryIO, at: int, end: int, check: Callable[[bytes], No
         )
     is_gzip = _is_gzip(_read(file, at + _HEADER.size, filters, end))
     found = 0
-    for length, chunk in _chunks(file, begin, begin + stored):
+    for length, chunk in _list_chunks(file, begin, begin + stored):
         found += length
         if found > decoded:
             break
         if is_gzip:
-            check(_expanded(file, length, *chunk))
+            check(_expand(file, length, *chunk))
     if found != decoded:
         raise _damaged(file, f"a record at byte {at:,} declares {decoded:,} bytes, its chunks {found:,}")
     return int(begin + stored)
@@ -144,7 +144,7 @@ def _is_gzip(filters: bytes) -> bool:
     return len(filters) >= _FILTERS.size and _FILTERS.unpack_from(filters)[1:] == (1, _GZIP)
 
 
-def _chunks(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
+def _list_chunks(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
     """Decoded bytes of each chunk of a record; and where it lies, the bytes of its notes, and those stored."""
     if begin == end:
         return
@@ -162,7 +162,7 @@ def _chunks(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, tuple[i
         raise _damaged(file, f"the chunks of a record at byte {begin:,} end at byte {at:,} instead of {end:,}")
 
 
-def _expanded(file: BinaryIO, decoded: int, at: int, notes: int, stored: int) -> bytes:
+def _expand(file: BinaryIO, decoded: int, at: int, notes: int, stored: int) -> bytes:
     """A compressed chunk, which must decode to as many bytes as it declares."""
     about, data = _read(file, at, notes, at + notes), _read(file, at + notes, stored, at + notes + stored)
     parts = list(_PART.iter_unpack(about[_PARTS.size :])) if len(about) % _PART.size == 0 else []

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from penstock.base.spec import without_axis
 from penstock.base.text_column import TextColumn
 from penstock.dataset.extent_store import ExtentStore
 from penstock.dataset.held_values import HeldValues
@@ -25,9 +26,9 @@ from penstock.dataset.rewrite import side_by_side
 from penstock.dataset.store import Store, StoreBase, as_base
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, SchemaMismatch, Unsafe
 from penstock.files.files import Files
-from penstock.formats.rows import checked_axis, common_rows, list_names, without_axis
+from penstock.formats.rows import checked_axis, common_rows, list_names
 from penstock.formats.sparse import is_sparse, open_sparse, with_matrices
-from penstock.formats.zarr.fallback import ZarrLayout, ZarrStore, absent_chunks, read_values
+from penstock.formats.zarr.fallback import ZarrLayout, ZarrStore, find_absent_chunks, read_values
 from penstock.formats.zarr.keys import FolderKeys, ZarrKeys, ZipKeys
 from penstock.formats.zarr.metadata import ZarrArray, parse, zarr_array
 from penstock.read.chunk_files import FileTable, Grid, ShardTable
@@ -56,11 +57,11 @@ MARKS = ("zarr.json", ".zarray", ".zgroup")
 
 def is_store(path: str) -> bool:
     """Whether a folder or zip archive is a Zarr array or group."""
-    keys = _keys(path, Files())
+    keys = _open_keys(path, Files())
     return any(keys.read(mark) is not None for mark in MARKS)
 
 
-def _keys(path: str, files: Files) -> ZarrKeys:
+def _open_keys(path: str, files: Files) -> ZarrKeys:
     return ZipKeys(path, files) if os.path.isfile(path) else FolderKeys(path, files)
 
 
@@ -90,19 +91,19 @@ def open_store(path: str, options: "OpenOptions") -> Store:
     """The rows of the arrays of one store."""
     if os.path.isfile(path):
         options.files.compare_whole(path)
-    keys = _keys(path, options.files)
-    matrices = {name: about for name in options.fields or () if is_sparse(about := _attributes(keys, name))}
+    keys = _open_keys(path, options.files)
+    matrices = {name: about for name in options.fields or () if is_sparse(about := _read_attributes(keys, name))}
     if matrices:
-        return _with_matrices(path, matrices, options)
-    nodes = dict(_named_arrays(keys, options.fields or ()) or islice(_nodes(keys, options, set()), MOST_ARRAYS + 1))
+        return _open_matrices(path, matrices, options)
+    nodes = dict(_find_named(keys, options.fields or ()) or islice(_list_arrays(keys, options, set()), MOST_ARRAYS + 1))
     if len(nodes) > MOST_ARRAYS:
         raise LimitExceeded(f"{path}: has more than {MOST_ARRAYS:,} arrays. Choose some of them with fields=(…)")
     if not nodes:
         raise Missing(f"{path}: no Zarr array in it; expected zarr.json or .zarray, in it or in its subfolders")
-    names = _names(keys, path, nodes, options)
+    names = _choose_names(keys, path, nodes, options)
     if options.fields is None and "" not in nodes and not nodes.keys() >= set(names):
         return open_store(path, replace(options, fields=names))
-    found = [_stored_array(keys, path, name, nodes, options) for name in names]
+    found = [_load_array(keys, path, name, nodes, options) for name in names]
     rows = common_rows(path, {each.name: each.rows for each in found}, asked_for=True)
     direct: dict[str, Extents] = {}
     empty: dict[str, np.ndarray] = {}
@@ -118,7 +119,7 @@ def open_store(path: str, options: "OpenOptions") -> Store:
             empty[each.name] = np.empty((rows, *without_axis(each.array.shape, each.axis)), each.array.stored)
             continue
         _check_grid(keys, each)
-        where = each.array.why or _chunks(keys, each, options)
+        where = each.array.why or _make_chunks(keys, each, options)
         if isinstance(where, str):
             through_zarr[each.name] = (each, where)
         else:
@@ -127,13 +128,13 @@ def open_store(path: str, options: "OpenOptions") -> Store:
     if direct:
         stores.append(ExtentStore(direct, options.files))
     if through_zarr:
-        stores.append(_through_zarr(keys, through_zarr, rows, options))
+        stores.append(_open_through_zarr(keys, through_zarr, rows, options))
     if values:
         stores.append(HeldValues(keys.identity(found[0].document), values))
     return side_by_side(stores, names)
 
 
-def _with_matrices(path: str, matrices: Mapping[str, Mapping[str, Any]], options: "OpenOptions") -> Store:
+def _open_matrices(path: str, matrices: Mapping[str, Mapping[str, Any]], options: "OpenOptions") -> Store:
     """Sparse matrices, and the other fields that were named."""
 
     def opened(names: tuple[str, ...]) -> StoreBase:
@@ -147,9 +148,9 @@ def _with_matrices(path: str, matrices: Mapping[str, Mapping[str, Any]], options
     return side_by_side(stores, options.fields)
 
 
-def _attributes(keys: ZarrKeys, name: str) -> Mapping[str, Any]:
+def _read_attributes(keys: ZarrKeys, name: str) -> Mapping[str, Any]:
     """Of the group of this name."""
-    key = _inside(keys, name)
+    key = _check_inside(keys, name)
     document = _read(keys, f"{key}/zarr.json")
     found = _read(keys, f"{key}/.zattrs") if document is None else document.get("attributes")
     return found if isinstance(found, dict) else {}
@@ -158,7 +159,7 @@ def _attributes(keys: ZarrKeys, name: str) -> Mapping[str, Any]:
 # Arrays of a store.
 
 
-def _nodes(
+def _list_arrays(
     keys: ZarrKeys, options: "OpenOptions", seen: set[str], key: str = "", depth: int = 0
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Arrays at any depth: key and metadata. If the store has a list of all (consolidated metadata), that is used.
@@ -172,9 +173,9 @@ def _nodes(
     if document and not _is_group(document):
         yield key, document
         return
-    listed = _consolidated(keys, prefix, document)
+    listed = _read_consolidated(keys, prefix, document)
     if listed is not None:
-        yield from ((f"{prefix}{_inside(keys, name)}", each) for name, each in listed.items())
+        yield from ((f"{prefix}{_check_inside(keys, name)}", each) for name, each in listed.items())
         return
     if document is None and _read(keys, f"{prefix}.zgroup") is None:
         if key and options.fields is None and not key.rpartition("/")[2].startswith("."):
@@ -184,11 +185,11 @@ def _nodes(
         return
     seen.add(place)
     for name in keys.children(prefix):
-        _inside(keys, f"{prefix}{name}")
-        yield from _nodes(keys, options, seen, f"{prefix}{name}", depth + 1)
+        _check_inside(keys, f"{prefix}{name}")
+        yield from _list_arrays(keys, options, seen, f"{prefix}{name}", depth + 1)
 
 
-def _inside(keys: ZarrKeys, name: str) -> str:
+def _check_inside(keys: ZarrKeys, name: str) -> str:
     """A name as a key; names that lead out of the store are refused."""
     key = name.strip("/")
     plain = unquote(key)  # as a server would see it
@@ -202,11 +203,11 @@ def _inside(keys: ZarrKeys, name: str) -> str:
     return key
 
 
-def _named_arrays(keys: ZarrKeys, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _find_named(keys: ZarrKeys, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The arrays of these names if all are there: then the store need not be listed."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
-        key = _inside(keys, name)
+        key = _check_inside(keys, name)
         document = _read(keys, f"{key}/zarr.json") or _read(keys, f"{key}/.zarray")
         if document is None or _is_group(document):
             return {}
@@ -214,7 +215,9 @@ def _named_arrays(keys: ZarrKeys, names: tuple[str, ...]) -> dict[str, dict[str,
     return found
 
 
-def _consolidated(keys: ZarrKeys, prefix: str, group: dict[str, Any] | None) -> Mapping[str, dict[str, Any]] | None:
+def _read_consolidated(
+    keys: ZarrKeys, prefix: str, group: dict[str, Any] | None
+) -> Mapping[str, dict[str, Any]] | None:
     """Metadata of all arrays below a group, if the group has them in one place."""
     if group is not None:
         kept = group.get("consolidated_metadata")
@@ -238,7 +241,9 @@ def _read(keys: ZarrKeys, key: str) -> dict[str, Any] | None:
     return None if text is None else parse(text, keys.path(key))
 
 
-def _names(keys: ZarrKeys, path: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions") -> tuple[str, ...]:
+def _choose_names(
+    keys: ZarrKeys, path: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions"
+) -> tuple[str, ...]:
     """The fields asked for, or all arrays of numbers, which must have the same number of rows."""
     if "" in nodes:
         names = options.fields or (FIELD,)
@@ -255,7 +260,7 @@ def _names(keys: ZarrKeys, path: str, nodes: Mapping[str, dict[str, Any]], optio
     }
     if not found:
         raise Missing(f"{path}: no array of numbers with at least one axis; it has {list_names(nodes)}")
-    found = with_matrices(found, lambda name: _attributes(keys, name))
+    found = with_matrices(found, lambda name: _read_attributes(keys, name))
     rows = common_rows(path, found, asked_for=False)
     for name, array in arrays.items():
         if name in found or not array.shape:
@@ -265,7 +270,7 @@ def _names(keys: ZarrKeys, path: str, nodes: Mapping[str, dict[str, Any]], optio
     return tuple(found)
 
 
-def _stored_array(
+def _load_array(
     keys: ZarrKeys, path: str, name: str, nodes: Mapping[str, dict[str, Any]], options: "OpenOptions"
 ) -> StoredArray:
     key = "" if "" in nodes else name.strip("/")
@@ -323,10 +328,10 @@ def _check_grid(keys: ZarrKeys, found: StoredArray) -> None:
         )
 
 
-def _chunks(keys: ZarrKeys, found: StoredArray, options: "OpenOptions") -> Chunks | str:
+def _make_chunks(keys: ZarrKeys, found: StoredArray, options: "OpenOptions") -> Chunks | str:
     array, axis = found.array, found.axis
     assert array.stored is not None
-    table = _table(keys, found, options.files.policy.kept_shard_index_bytes)
+    table = _make_table(keys, found, options.files.policy.kept_shard_index_bytes)
     if isinstance(table, str):
         return table
     whole = tuple(1 if each == axis else size for each, size in enumerate(array.shape))
@@ -334,13 +339,13 @@ def _chunks(keys: ZarrKeys, found: StoredArray, options: "OpenOptions") -> Chunk
     return Chunks(
         file=keys.identity(found.document), name=found.name, stored=array.stored, shape=without_axis(array.shape, axis),
         rows=found.rows, rows_per_chunk=array.chunk[axis], chunk=without_axis(array.chunk, axis), table=table,
-        codecs=array.codecs, row_axis=axis, fill=_fill(array) if options.allow_fill else None, axes=array.axes,
+        codecs=array.codecs, row_axis=axis, fill=_make_fill(array) if options.allow_fill else None, axes=array.axes,
         remedy=f"a copy with chunks={whole}", fill_text=_fill_text(array),
         evidence=table.sizes(EVIDENCE) if isinstance(table, FileTable) else (),
     )  # fmt: skip
 
 
-def _table(keys: ZarrKeys, found: StoredArray, kept_index_bytes: int) -> ChunkTable | str:
+def _make_table(keys: ZarrKeys, found: StoredArray, kept_index_bytes: int) -> ChunkTable | str:
     array = found.array
     grid = Grid(tuple(-(-size // step) for size, step in zip(array.shape, array.chunk, strict=True)), found.axis)
     if isinstance(keys, FolderKeys):
@@ -356,7 +361,7 @@ def _table(keys: ZarrKeys, found: StoredArray, kept_index_bytes: int) -> ChunkTa
     return members.table(grid)
 
 
-def _fill(array: ZarrArray) -> bytes:
+def _make_fill(array: ZarrArray) -> bytes:
     """The element that stands for what was never written; 0 if the metadata have none."""
     assert array.stored is not None
     return bytes(array.stored.itemsize) if array.fill is None else array.fill
@@ -364,7 +369,7 @@ def _fill(array: ZarrArray) -> bytes:
 
 def _fill_text(array: ZarrArray) -> str:
     assert array.stored is not None
-    return str(np.frombuffer(_fill(array), array.stored)[0])
+    return str(np.frombuffer(_make_fill(array), array.stored)[0])
 
 
 def _check_written(keys: ZarrKeys, found: StoredArray, options: "OpenOptions") -> None:
@@ -378,7 +383,7 @@ def _check_written(keys: ZarrKeys, found: StoredArray, options: "OpenOptions") -
         )
 
 
-def _through_zarr(
+def _open_through_zarr(
     keys: ZarrKeys, arrays: Mapping[str, tuple[StoredArray, str]], rows: int, options: "OpenOptions"
 ) -> ZarrStore:
     if isinstance(keys, FolderKeys) and keys.is_remote:
@@ -390,7 +395,7 @@ def _through_zarr(
     layouts = {}
     for name, (found, why) in arrays.items():
         _check_written(keys, found, options)
-        holes = absent_chunks(keys, found.key, name, found.axis, allowed=options.allow_fill)
+        holes = find_absent_chunks(keys, found.key, name, found.axis, allowed=options.allow_fill)
         array = found.array
         assert array.stored is not None
         layouts[name] = ZarrLayout(array.stored, array.shape, array.outer, found.axis, why, holes=holes)

@@ -76,8 +76,8 @@ class ZarrStore(SlicedStore):
 
     @contextmanager
     def opened(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        with _store(self.root) as store:
-            yield {name: _array(store, self.keys[name], f"{self.root}: {name}") for name in names}
+        with _open_store(self.root) as store:
+            yield {name: _open_array(store, self.keys[name], f"{self.root}: {name}") for name in names}
 
     def read_slice(self, array: Any, wanted: tuple[slice, ...], goal: np.ndarray, where: str) -> None:
         try:
@@ -90,7 +90,7 @@ class ZarrStore(SlicedStore):
 
 
 @contextmanager
-def _store(root: str) -> Iterator[Any]:
+def _open_store(root: str) -> Iterator[Any]:
     try:
         from zarr.storage import LocalStore, ZipStore
     except ImportError:
@@ -106,7 +106,7 @@ def _store(root: str) -> Iterator[Any]:
         yield LocalStore(root, read_only=True)
 
 
-def _array(store: Any, key: str, where: str) -> Any:
+def _open_array(store: Any, key: str, where: str) -> Any:
     import zarr
 
     try:
@@ -125,12 +125,12 @@ def read_values(keys: ZarrKeys, key: str, holds: str) -> tuple[ObjectDecoder, Te
         raise ConfigError(f"{where}: only zarr-python can read texts; copy the store to this machine first")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some releases say of texts that others may not know them
-        absent_chunks(keys, key, key, 0, allowed=False)
-        with _store(keys.root) as store:
-            return NAMED[holds], collect(_texts(_array(store, key, where), where), where)
+        find_absent_chunks(keys, key, key, 0, allowed=False)
+        with _open_store(keys.root) as store:
+            return NAMED[holds], collect(_read_texts(_open_array(store, key, where), where), where)
 
 
-def _texts(array: Any, where: str) -> Iterator[list[bytes]]:
+def _read_texts(array: Any, where: str) -> Iterator[list[bytes]]:
     step = array.chunks[0]
     for begin in range(0, array.shape[0], step):
         try:
@@ -143,14 +143,14 @@ def _texts(array: Any, where: str) -> Iterator[list[bytes]]:
         yield [str(text).encode() for text in texts.tolist()]
 
 
-def absent_chunks(keys: ZarrKeys, key: str, name: str, row_axis: int, *, allowed: bool) -> dict[int, int]:
+def find_absent_chunks(keys: ZarrKeys, key: str, name: str, row_axis: int, *, allowed: bool) -> dict[int, int]:
     """Missing files of chunks or shards, by block of rows; an error unless ``allowed``.
 
     zarr-python would silently read them as the fill value. An array that it cannot open is refused here as well, not in
     the middle of an epoch. Chunks missing inside a shard are not seen here: only zarr-python reads the shard.
     """
-    with _store(keys.root) as store:
-        array = _array(store, key, f"{keys.root}: {name}")
+    with _open_store(keys.root) as store:
+        array = _open_array(store, key, f"{keys.root}: {name}")
         steps = array.shards or array.chunks
         counts = [-(-size // step) for size, step in zip(array.shape, steps, strict=True)]
         named, fill = array.metadata.encode_chunk_key, array.fill_value

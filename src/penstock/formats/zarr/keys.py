@@ -14,7 +14,7 @@ from penstock.base.file_id import FileId
 from penstock.base.urls import is_remote
 from penstock.errors import ConfigError, LimitExceeded, Unavailable
 from penstock.files.files import Files
-from penstock.files.handles import NOT_SEEN, check_no_link, is_there, unseen
+from penstock.files.handles import NOT_SEEN, check_no_link, is_there, unseen_file
 from penstock.formats.zip_table import ZipTable, zip_table
 from penstock.read.chunk_files import FolderNames, Grid
 from penstock.read.extents import NEVER_WRITTEN, KnownTable
@@ -47,7 +47,7 @@ class FolderKeys:
 
     def read(self, key: str) -> bytes | None:
         """A metadata document; None if there is none."""
-        with self._files.lend(unseen(self.path(key))) as handle:
+        with self._files.lend(unseen_file(self.path(key))) as handle:
             if handle.size == NOT_SEEN:
                 return None
             if handle.size > DOCUMENT_BYTES:
@@ -176,12 +176,8 @@ class ZipChunks:
 
     def table(self, grid: Grid) -> KnownTable:
         """The table of these chunks."""
-
-        def turned(column: np.ndarray) -> np.ndarray:
-            moved = np.moveaxis(column.reshape(grid.counts), grid.row_axis, 0)
-            return np.ascontiguousarray(moved).reshape(grid.shape)
-
-        return KnownTable(turned(self.offsets), turned(self.lengths), crc32=turned(self.sums))
+        offsets, lengths, sums = map(grid.by_block, (self.offsets, self.lengths, self.sums))
+        return KnownTable(offsets, lengths, crc32=sums)
 
 
 ZarrKeys = FolderKeys | ZipKeys

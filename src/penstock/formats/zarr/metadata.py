@@ -108,11 +108,11 @@ def zarr_array(document: dict[str, Any], where: str) -> ZarrArray:
     if version == 3 and document.get("node_type") != "array":
         raise Corrupt(f"{where}: node_type is {document.get('node_type')!r}, expected 'array'")
     try:
-        plain = _plain(document, version)
+        plain = _parse_common(document, version)
         if plain.stored is None:
             return plain
         try:
-            return _version2(document, plain) if version == 2 else _version3(document, plain)
+            return _parse_version2(document, plain) if version == 2 else _parse_version3(document, plain)
         except NotUnderstood as error:
             return replace(plain, why=str(error))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -120,15 +120,15 @@ def zarr_array(document: dict[str, Any], where: str) -> ZarrArray:
         raise Corrupt(f"{where}: not the metadata of a Zarr array ({text}); restore the file") from None
 
 
-def _plain(document: dict[str, Any], version: int) -> ZarrArray:
-    shape = _sizes(document["shape"], least=0)
+def _parse_common(document: dict[str, Any], version: int) -> ZarrArray:
+    shape = _parse_sizes(document["shape"], least=0)
     kind = document["dtype"] if version == 2 else document["data_type"]
     if version == 3:
         grid = document["chunk_grid"]
-        outer = _sizes(grid["configuration"]["chunk_shape"], least=1) if grid["name"] == "regular" else shape
+        outer = _parse_sizes(grid["configuration"]["chunk_shape"], least=1) if grid["name"] == "regular" else shape
         stored = np.dtype(kind) if isinstance(kind, str) and kind in DTYPES else None
-        return ZarrArray(shape, stored, str(kind), outer, holds=_holds(document) if kind == "string" else "")
-    outer = _sizes(document["chunks"], least=1)
+        return ZarrArray(shape, stored, str(kind), outer, holds=_parse_holds(document) if kind == "string" else "")
+    outer = _parse_sizes(document["chunks"], least=1)
     try:
         stored = np.dtype(kind) if isinstance(kind, str) else None
     except TypeError:
@@ -136,13 +136,13 @@ def _plain(document: dict[str, Any], version: int) -> ZarrArray:
     return ZarrArray(shape, stored if stored is not None and stored.kind in "biufc" else None, str(kind), outer)
 
 
-def _holds(document: dict[str, Any]) -> str:
+def _parse_holds(document: dict[str, Any]) -> str:
     about = document.get("attributes")
     holds = about.get(HOLDS) if isinstance(about, dict) and len(document["shape"]) == 1 else None
     return str(holds) if holds in ("text", "json") else ""
 
 
-def _version2(document: dict[str, Any], array: ZarrArray) -> ZarrArray:
+def _parse_version2(document: dict[str, Any], array: ZarrArray) -> ZarrArray:
     assert array.stored is not None
     chunk = array.outer
     encoders = [*(document.get("filters") or []), *([document["compressor"]] if document["compressor"] else [])]
@@ -150,19 +150,19 @@ def _version2(document: dict[str, Any], array: ZarrArray) -> ZarrArray:
     order = document.get("order", "C")
     axes = tuple(reversed(range(len(chunk)))) if order == "F" and len(chunk) > 1 else None
     fill = document.get("fill_value")
-    return _checked(
+    return _check(
         replace(
             array,
             chunk=chunk,
-            codecs=_known(names),
+            codecs=_parse_codecs(names),
             axes=axes,
-            fill=None if fill is None else _fill(fill, array.stored),
+            fill=None if fill is None else _parse_fill(fill, array.stored),
             separator=document.get("dimension_separator", "."),
         )
     )
 
 
-def _version3(document: dict[str, Any], array: ZarrArray) -> ZarrArray:
+def _parse_version3(document: dict[str, Any], array: ZarrArray) -> ZarrArray:
     assert array.stored is not None
     for name in document.keys() - OF_ARRAYS:
         if not isinstance(document[name], dict) or document[name].get("must_understand") is not False:
@@ -181,12 +181,12 @@ def _version3(document: dict[str, Any], array: ZarrArray) -> ZarrArray:
         before=f"c{separator}" if naming["name"] == "default" else "",
         separator=separator,
     )
-    array = _encoded(array, document["codecs"])
+    array = _add_codecs(array, document["codecs"])
     assert array.stored is not None
-    return _checked(replace(array, fill=_fill(document["fill_value"], array.stored)))
+    return _check(replace(array, fill=_parse_fill(document["fill_value"], array.stored)))
 
 
-def _encoded(array: ZarrArray, codecs: Sequence[Any]) -> ZarrArray:
+def _add_codecs(array: ZarrArray, codecs: Sequence[Any]) -> ZarrArray:
     """Add the chain of codecs: transpose, then bytes (or shards of chunks), then compression."""
     steps = [(step, {}) if isinstance(step, str) else (step["name"], step.get("configuration", {})) for step in codecs]
     for name, configuration in steps:
@@ -206,20 +206,20 @@ def _encoded(array: ZarrArray, codecs: Sequence[Any]) -> ZarrArray:
     if name == "sharding_indexed":
         if rest or array.axes or array.index:
             raise NotUnderstood("its shards are compressed as a whole, transposed, or nested")
-        return _sharded(array, configuration)
+        return _add_shards(array, configuration)
     if name != "bytes":
         raise NotUnderstood(f"its codec {name!r} has no decoder here")
     assert array.stored is not None
-    stored = np.dtype(_order(configuration) + array.stored.str[1:])
-    return replace(array, stored=stored, codecs=_known(rest))
+    stored = np.dtype(_byte_order(configuration) + array.stored.str[1:])
+    return replace(array, stored=stored, codecs=_parse_codecs(rest))
 
 
-def _order(configuration: dict[str, Any]) -> str:
+def _byte_order(configuration: dict[str, Any]) -> str:
     return {"little": "<", "big": ">"}[configuration.get("endian") or "little"]
 
 
-def _sharded(array: ZarrArray, configuration: dict[str, Any]) -> ZarrArray:
-    inner = _sizes(configuration["chunk_shape"], least=1)
+def _add_shards(array: ZarrArray, configuration: dict[str, Any]) -> ZarrArray:
+    inner = _parse_sizes(configuration["chunk_shape"], least=1)
     if len(inner) != len(array.chunk) or any(outer % step for outer, step in zip(array.chunk, inner, strict=True)):
         raise ValueError(f"shards of {array.chunk} cannot be made of chunks of {inner}")
     count = tuple(outer // step for outer, step in zip(array.chunk, inner, strict=True))
@@ -229,11 +229,11 @@ def _sharded(array: ZarrArray, configuration: dict[str, Any]) -> ZarrArray:
     first, *checks = configuration["index_codecs"]
     if first["name"] != "bytes" or [each["name"] for each in checks] not in ([], ["crc32c"]):
         raise NotUnderstood("the indices of its shards are stored in an unusual way")
-    index = ShardIndex(count, location == "end", _order(first.get("configuration", {})), bool(checks))
-    return _encoded(replace(array, chunk=inner, index=index), configuration["codecs"])
+    index = ShardIndex(count, location == "end", _byte_order(first.get("configuration", {})), bool(checks))
+    return _add_codecs(replace(array, chunk=inner, index=index), configuration["codecs"])
 
 
-def _known(steps: Sequence[tuple[str, dict[str, Any]]]) -> tuple[CodecId, ...]:
+def _parse_codecs(steps: Sequence[tuple[str, dict[str, Any]]]) -> tuple[CodecId, ...]:
     """The codecs from bytes to bytes: shuffles, then one compressor, then checksums; each is optional."""
     found: list[CodecId] = []
     stages: list[int] = []
@@ -256,7 +256,7 @@ def _known(steps: Sequence[tuple[str, dict[str, Any]]]) -> tuple[CodecId, ...]:
     return tuple(found)
 
 
-def _checked(array: ZarrArray) -> ZarrArray:
+def _check(array: ZarrArray) -> ZarrArray:
     if len(array.chunk) != len(array.shape):
         raise ValueError(f"chunks of {array.chunk} in an array of shape {array.shape}")
     if array.separator not in (".", "/"):
@@ -267,7 +267,7 @@ def _checked(array: ZarrArray) -> ZarrArray:
     return array
 
 
-def _sizes(sizes: Any, least: int) -> tuple[int, ...]:
+def _parse_sizes(sizes: Any, least: int) -> tuple[int, ...]:
     if not isinstance(sizes, list) or any(type(size) is not int or not least <= size < 2**62 for size in sizes):
         raise ValueError(f"{sizes!r} is not a shape")
     return tuple(sizes)
@@ -276,12 +276,12 @@ def _sizes(sizes: Any, least: int) -> tuple[int, ...]:
 _WORDS = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
 
 
-def _fill(value: Any, stored: np.dtype) -> bytes:
+def _parse_fill(value: Any, stored: np.dtype) -> bytes:
     """The fill value as it would be stored."""
     if stored.kind == "c":
         half = np.dtype(f"{stored.byteorder}f{stored.itemsize // 2}")
         parts = value if isinstance(value, list) else [value, 0]
-        real, imaginary = (_fill(part, half) for part in parts)
+        real, imaginary = (_parse_fill(part, half) for part in parts)
         return real + imaginary
     if stored.kind == "f" and isinstance(value, str):
         if value in _WORDS:
