@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.base.urls import hub_address, shown
+from penstock.base.urls import hub_address, shown_name
 from penstock.errors import ConfigError
 from penstock.remote import RemoteOptions
 from penstock.remote.buckets import Signer
@@ -89,7 +89,7 @@ def test_keys_that_would_be_cut(account):
 
 @pytest.mark.parametrize("scheme", ["gs", "az"])
 def test_secrets_are_not_told(account, scheme):
-    assert shown(f"{scheme}://me:secret@bucket/a.npy") == f"{scheme}://bucket/a.npy"
+    assert shown_name(f"{scheme}://me:secret@bucket/a.npy") == f"{scheme}://bucket/a.npy"
     with pytest.raises(ConfigError, match="a user and a password") as caught:
         ps.open(f"{scheme}://me:secret@bucket/a.npy")
     assert "secret@" not in str(caught.value)

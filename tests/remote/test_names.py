@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.base.urls import bare, base_name, lasting, shown
+from penstock.base.urls import bare_name, base_name, lasting_name, shown_name
 from penstock.files import saved as saved_tables
 from penstock.files.files import remote_files
 from penstock.remote.ranges import RemoteOptions
@@ -47,7 +47,7 @@ def test_each_address_delivers_its_own_file(server, tmp_path, name, validators, 
 
 @pytest.mark.case(23)
 def test_users_of_one_name_are_told_apart(server):
-    names = {shown(f"http://{user}@host/a.npy") for user in ("alice:pw", "bob:pw", "bob:pw2")}
+    names = {shown_name(f"http://{user}@host/a.npy") for user in ("alice:pw", "bob:pw", "bob:pw2")}
     assert len(names) == 3
     assert not any("pw" in name or "bob" in name for name in names)
 
@@ -113,13 +113,13 @@ NAMES = [  # an address, and what is left of it for what is kept on disk, and fo
 
 @pytest.mark.parametrize(("url", "kept", "in_manifest"), NAMES)
 def test_names(url, kept, in_manifest):
-    name = shown(url)
-    assert (lasting(name), bare(name)) == (kept, in_manifest)
+    name = shown_name(url)
+    assert (lasting_name(name), bare_name(name)) == (kept, in_manifest)
     assert base_name(f"{name}/zarr.json") == "zarr.json" or "#" not in name
 
 
 def test_bytes_that_are_no_text_are_told_apart():
-    assert lasting(shown("http://host/a?f=%ff")) != lasting(shown("http://host/a?f=%fe"))
+    assert lasting_name(shown_name("http://host/a?f=%ff")) != lasting_name(shown_name("http://host/a?f=%fe"))
 
 
 @pytest.mark.parametrize("secret", ["//me:word@", "?token=word"])

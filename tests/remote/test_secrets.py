@@ -14,7 +14,7 @@ import zarr
 
 import penstock as ps
 import penstock.webdataset as wds
-from penstock.base.urls import shown
+from penstock.base.urls import shown_name
 from penstock.remote.ranges import RemoteOptions
 
 SECRET = "hunter2xyzzy"
@@ -150,7 +150,7 @@ ODD = [
 @pytest.mark.case(23)
 @pytest.mark.parametrize("url", ODD)
 def test_addresses_that_are_none(url):
-    assert SECRET not in shown(url)
+    assert SECRET not in shown_name(url)
     for use in (lambda: ps.open(url, remote=OPTIONS), lambda: list(wds.WebDataset(url, remote=OPTIONS))):
         with pytest.raises(ps.errors.PenstockError) as caught:
             use()

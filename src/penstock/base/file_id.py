@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field
 
-from penstock.base.urls import is_remote, lasting
+from penstock.base.urls import is_remote, lasting_name
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FileId:
         """Its name in caches on disk. Without a strong ETag, another signature might be another file."""
         if not is_remote(self.path):
             return os.path.abspath(self.path)
-        return lasting(self.path) if self.has_strong_etag else self.path
+        return lasting_name(self.path) if self.has_strong_etag else self.path
 
     @property
     def can_be_mapped(self) -> bool:

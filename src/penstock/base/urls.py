@@ -4,11 +4,11 @@ An address may hold secrets: a user and a password before the host, a signature 
 that is not known to be harmless is treated as a secret, and only a digest of it is ever shown or kept.
 
 One address has three names, for three purposes:
-- ``shown``: for messages and for all that one process knows of a file. Other secrets make another name, because a value
-  that looks like a secret may be what chooses the file: ``https://host/a.npy?token=…ab12cd34#0123456789abcdef``.
-- ``lasting``: for what is kept on disk, together with a strong ETag. What signs a request is left out, so that an
+- ``shown_name``: for messages and for all that one process knows of a file. Other secrets make another name, because a
+  value that looks like a secret may be what chooses the file: ``https://host/a.npy?token=…ab12cd34#0123456789abcdef``.
+- ``lasting_name``: for what is kept on disk, together with a strong ETag. What signs a request is left out, so that an
   address that was signed anew finds what was kept: ``https://host/a.npy?token=…ab12cd34``.
-- ``bare``: for manifests, whose digests tell files apart. No secret has a part in it: ``https://host/a.npy?token=…``.
+- ``bare_name``: for manifests, whose digests tell files apart. No secret has a part in it: ``https://host/a.npy?token=…``.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ def hub_address(url: str) -> str:
     name, _, revision = name.partition("@")
     if not (owner and name and file):
         raise ConfigError(
-            f"{shown(url)}: expected hf://datasets/OWNER/NAME/PATH, or hf://datasets/OWNER/NAME@REVISION/PATH"
+            f"{shown_name(url)}: expected hf://datasets/OWNER/NAME/PATH, or hf://datasets/OWNER/NAME@REVISION/PATH"
         )
     host = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     parts = (kind, owner, name, "resolve", quote(unquote(revision or "main"), safe=""), quote(unquote(file)))
@@ -78,7 +78,7 @@ def scheme_of(path: str) -> str:
     return scheme.lower() if found and _SCHEME.fullmatch(scheme) else ""
 
 
-def shown(url: str) -> str:
+def shown_name(url: str) -> str:
     """The name of an address, without its secrets; different addresses have different names. A path stays as it is."""
     if url[:5].lower() == "pipe:":
         return "pipe:…"
@@ -125,22 +125,24 @@ def _digest(text: str, digits: int) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:digits]
 
 
-def lasting(name: str) -> str:
+def lasting_name(name: str) -> str:
     """The name that a file keeps when its address is signed anew."""
     return _DIGEST.sub("", name, count=1) if is_remote(name) and not is_in_bucket(name) else name
 
 
-def bare(name: str) -> str:
+def bare_name(name: str) -> str:
     """The name that a file keeps whatever secrets its address has."""
     if not is_remote(name) or is_in_bucket(name):
         return name
-    return _HIDDEN.sub(
-        lambda found: f"{found[1]}{found[2]}=…" if _SECRET.fullmatch(unquote(found[2])) else found[0], lasting(name)
-    )
+
+    def without_digest(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}=…" if _SECRET.fullmatch(unquote(found[2])) else found[0]
+
+    return _HIDDEN.sub(without_digest, lasting_name(name))
 
 
 def secrets_of(url: str) -> list[str]:
-    """Everything in an address that ``shown`` hides."""
+    """Everything in an address that ``shown_name`` hides."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -172,8 +174,8 @@ def check_scheme(path: str) -> None:
     if scheme and scheme not in SCHEMES:
         way_out = "give the path itself" if scheme == "file" else "fetch the file, and open the copy"
         raise ConfigError(
-            f"{shown(path)}: the scheme {scheme}: is not read here; expected a path, or an address that begins with "
-            f"{', '.join(f'{each}://' for each in SCHEMES)}: {way_out}"
+            f"{shown_name(path)}: the scheme {scheme}: is not read here; expected a path, or an address that begins "
+            f"with {', '.join(f'{each}://' for each in SCHEMES)}: {way_out}"
         )
 
 

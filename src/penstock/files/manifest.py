@@ -26,7 +26,7 @@ import numpy as np
 
 from penstock.base.scratch import borrow
 from penstock.base.sizes import MOST_FILE_BYTES, KiB, MiB, format_size
-from penstock.base.urls import bare, is_remote
+from penstock.base.urls import bare_name, is_remote
 from penstock.errors import ConfigError, ConvertFailed, Corrupt, LimitExceeded, Missing, Truncated, Unavailable, Unsafe
 from penstock.files.atomic import atomic_write
 from penstock.files.retry import open_regular
@@ -90,7 +90,7 @@ class Manifest:
         """The name of a file in the manifest."""
         if is_remote(path):
             name = path.removeprefix(f"{self.folder}/")
-            return name if name in self.sizes else bare(path).removeprefix(f"{self.folder}/")
+            return name if name in self.sizes else bare_name(path).removeprefix(f"{self.folder}/")
         return os.path.relpath(os.path.abspath(path), self.folder).replace(os.sep, "/")
 
     def lists(self, path: str) -> bool:

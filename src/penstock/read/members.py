@@ -161,12 +161,6 @@ class MemberGatherReader(GatherReader):
         taken = aligned(min(rows, self._piece) * self.length)
         return max(super().scratch_bytes(rows) + taken, self.one_by_one.scratch_bytes(rows))
 
-    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        if self.array.row_bytes and len(rows) >= self.least_rows:
-            super().read(rows, at, target)
-        else:
-            self.one_by_one.read(rows, at, target)
-
     def read_from(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         if not self._have_same_header(handle, rows):  # some are absent or unlike the first: errors come one by one
             self.one_by_one.read(rows, at, target)
@@ -211,12 +205,6 @@ class NumberGatherReader(GatherReader):
 
     def scratch_bytes(self, rows: int) -> int:
         return self.one_by_one.scratch_bytes(rows)
-
-    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        if len(rows) >= self.least_rows:
-            super().read(rows, at, target)
-        else:
-            self.one_by_one.read(rows, at, target)
 
     def read_from(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         mine = counters.mine()

@@ -6,6 +6,7 @@ less to read than another call.
 
 import time
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -139,7 +140,8 @@ class GatherReader:
     """Rows too small for a system call each, gathered from a mapping of the file; subclasses say how."""
 
     least_rows = 1
-    """Rows of one read from which on a mapping is used."""
+    one_by_one: Any = None
+    """The reader of fewer rows than these, if there is one."""
 
     def __init__(self, array: Array, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         self.array, self.files, self.cast, self.spec = array, files, cast, _make_spec(array, cast, part)
@@ -156,9 +158,11 @@ class GatherReader:
         return raw + part + converting
 
     def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
-        if self.array.row_bytes and len(rows):
+        if self.array.row_bytes and len(rows) >= self.least_rows:
             with self.files.lend(self.array.file, mapped=True) as handle:
                 self.read_from(handle, rows, at, target)
+        elif self.one_by_one is not None:
+            self.one_by_one.read(rows, at, target)
 
     def read_from(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         """Read at least one row from a mapping of the file, which several fields may share."""

@@ -29,7 +29,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from penstock.base import stop
-from penstock.base.urls import shown
+from penstock.base.urls import shown_name
 from penstock.errors import ConfigError, Unavailable
 from penstock.remote.headers import body_length
 from penstock.remote.private_addresses import is_inside, resolves_inside
@@ -275,8 +275,8 @@ class Connections:
             answer.close()
             url = self._next(home, url, answer, home_is_inside)
         raise Unavailable(
-            f"is redirected more than {self.redirects.most} times, last to {secrets.hide(shown(url))}. The limit is "
-            f"remote=RemoteOptions(redirects=…)"
+            f"is redirected more than {self.redirects.most} times, last to {secrets.hide(shown_name(url))}. The limit "
+            f"is remote=RemoteOptions(redirects=…)"
         )
 
     def _next(self, home: SplitResult, url: str, answer: Answer, home_is_inside: bool) -> str:
@@ -303,7 +303,7 @@ class Connections:
                 request = connection.request(target, sent)
                 connection.connect(deadline, self.connect_timeout_s)
                 if not may_lead_inside and connection.leads_inside:
-                    raise redirected_inside(secrets.hide(shown(url)))
+                    raise redirected_inside(secrets.hide(shown_name(url)))
                 answer, timed = connection.ask(request, deadline)
                 return self._answer(answer, timed, connection, secrets)
             except (OSError, http.client.HTTPException, ValueError) as error:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from penstock.base import checks, stop
 from penstock.base.file_id import FileId
 from penstock.base.sizes import MiB
-from penstock.base.urls import hub_address, is_in_bucket, scheme_of, shown
+from penstock.base.urls import hub_address, is_in_bucket, scheme_of, shown_name
 from penstock.errors import Changed, ConfigError, Missing, Unavailable
 from penstock.remote.answers import UNKNOWN, check_range, check_same, check_status, identity, status_of, total_of
 from penstock.remote.buckets import Signer
@@ -120,7 +120,7 @@ class Remote:
     def admit(self, url: str) -> str:
         """Register an address; returns its name without secrets."""
         _check_no_user(url)
-        name = shown(url)
+        name = shown_name(url)
         with self._lock:
             self._addresses[name] = url
         return name
@@ -129,8 +129,8 @@ class Remote:
         """The addresses that match a pattern with stars."""
         if not is_in_bucket(pattern):
             raise ConfigError(
-                f"{shown(pattern)}: web servers do not list their files, so stars do not work; use braces, such as "
-                f"train-{{000..017}}.tar, or a list"
+                f"{shown_name(pattern)}: web servers do not list their files, so stars do not work; use braces, such "
+                f"as train-{{000..017}}.tar, or a list"
             )
         _check_no_user(pattern)
         found = self._signer.listed(pattern)
@@ -251,7 +251,7 @@ class Remote:
 def _check_no_user(url: str) -> None:
     if is_in_bucket(url) and "@" in url[5:].partition("/")[0]:
         raise ConfigError(
-            f"{shown(url)}: the address of a bucket contains a user and a password; give those as "
+            f"{shown_name(url)}: the address of a bucket contains a user and a password; give those as "
             f"remote=RemoteOptions(store={{'access_key_id': …, 'secret_access_key': …}}), or in the environment"
         )
 

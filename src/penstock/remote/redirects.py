@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from penstock.base.urls import shown
+from penstock.base.urls import shown_name
 from penstock.errors import ConfigError, Unavailable
 from penstock.remote.private_addresses import is_inside
 
@@ -22,7 +22,7 @@ class Redirects:
 
         home_is_inside:  whether the one that redirects is in this machine's own network; by its name if not given
         """
-        there, shown_as = split(url).hostname or "", shown(url)
+        there, shown_as = split(url).hostname or "", shown_name(url)
         if there == home.hostname:
             return
         if self.hosts is not None and there not in self.hosts:
@@ -77,7 +77,7 @@ def next_hop(url: str, location: str) -> str:
     except (ValueError, ConfigError):
         raise Unavailable(f"is redirected to {location!r}, which is not the address of a web server") from None
     if new.scheme not in ("http", "https") or not new.hostname:
-        raise Unavailable(f"is redirected to {shown(found)!r}, which is not the address of a web server")
+        raise Unavailable(f"is redirected to {shown_name(found)!r}, which is not the address of a web server")
     if (old.scheme, new.scheme) == ("https", "http"):
-        raise Unavailable(f"is redirected from https to {shown(found)}, where anybody could read or change it")
+        raise Unavailable(f"is redirected from https to {shown_name(found)}, where anybody could read or change it")
     return found

@@ -24,7 +24,7 @@ from typing import Any
 
 from penstock.base import checks
 from penstock.base.sizes import format_size, parse_size
-from penstock.base.urls import is_remote, shown
+from penstock.base.urls import is_remote, shown_name
 from penstock.dataset.dataset import Dataset, OnError
 from penstock.errors import BudgetExceeded, ConfigError, Corrupt, DataError, Missing, Unavailable
 from penstock.files.files import Files, remote_files
@@ -235,7 +235,8 @@ def _totals(path: str) -> tuple[int, int]:
         totals = json.loads(_text(path))["totals"]
         return int(totals["train"]), int(totals["val"])
     except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(f'{shown(path)}: expected JSON with {{"totals": {{"train": …, "val": …}}}} ({error})') from error
+        expected = '{"totals": {"train": …, "val": …}}'
+        raise Corrupt(f"{shown_name(path)}: expected JSON with {expected} ({error})") from error
 
 
 def _text(path: str) -> bytes:

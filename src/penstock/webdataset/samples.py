@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.base.file_id import FileId
 from penstock.base.text_column import decoded
-from penstock.base.urls import is_remote, shown
+from penstock.base.urls import is_remote, shown_name
 from penstock.errors import ConfigError, DataError, LimitExceeded, SourceError
 from penstock.files.compression import MAGIC_BYTES, DecompressedStream, name_compression
 from penstock.files.files import Files
@@ -189,7 +189,7 @@ def _check_not_empty(known: Sequence[Shard], reading: Reading, run: Run) -> None
         left_out = 0 if run.counts is None else run.counts.left_out
         excused = f"; {left_out:,} errors were passed over by handler=" if left_out else ""
         raise ConfigError(
-            f"no samples in {shown(known[0]['url'])}{rest}{excused}; pass empty_check=False to allow that"
+            f"no samples in {shown_name(known[0]['url'])}{rest}{excused}; pass empty_check=False to allow that"
         )
 
 
@@ -242,7 +242,7 @@ class _Archive:
 
 @contextmanager
 def _open_archive(shard: Shard, reading: Reading) -> Iterator[_Archive]:
-    name, files = shown(shard["url"]), reading.files
+    name, files = shown_name(shard["url"]), reading.files
     file = local_file(shard, files)
     path = (
         local_path(shard) if file is None or files.cache is None or not is_remote(file.path) else files.cache.path(file)
@@ -256,7 +256,7 @@ def _open_archive(shard: Shard, reading: Reading) -> Iterator[_Archive]:
 
 def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
     share, number = share_of(shard), -1
-    begin: Sample = {"__url__": shown(shard["url"])}
+    begin: Sample = {"__url__": shown_name(shard["url"])}
     sample: Sample = {}
     key, wanted = None, False
     try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from penstock.base.urls import is_remote, shown
+from penstock.base.urls import is_remote, shown_name
 from penstock.errors import ConfigError, Corrupt, Unsafe
 from penstock.webdataset.interface.gopen import gopen
 from penstock.webdataset.shards import scheme_of
@@ -116,5 +116,5 @@ def _check_reach(url: str, source: Any) -> None:
 
 def _name(source: Any) -> str:
     if isinstance(source, str):
-        return shown(source)
+        return shown_name(source)
     return str(getattr(source, "name", "the index")) if isinstance(source, io.IOBase) else "the index"

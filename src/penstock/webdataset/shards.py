@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.base.file_id import FileId
 from penstock.base.urls import check_scheme as refuse_scheme
-from penstock.base.urls import is_remote, shown
+from penstock.base.urls import is_remote, shown_name
 from penstock.errors import ConfigError, Unavailable
 from penstock.files.compression import ByteSource
 from penstock.files.files import Files
@@ -186,8 +186,8 @@ def opened(shard: Shard, files: Files) -> Iterator[ByteSource]:
     path = local_path(shard)
     if path is None:
         raise ConfigError(
-            f"{shown(url)}: shards of scheme {scheme_of(url)}: are not opened here; fetch them first, or open them in "
-            f"your own program and pass the file objects, or a function: gopen_schemes[{scheme_of(url)!r}] = f"
+            f"{shown_name(url)}: shards of scheme {scheme_of(url)}: are not opened here; fetch them first, or open "
+            f"them in your own program and pass the file objects, or a function: gopen_schemes[{scheme_of(url)!r}] = f"
         )
     with open_file(path) as stream:
         yield stream

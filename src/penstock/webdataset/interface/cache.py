@@ -12,7 +12,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from penstock.base.urls import shown
+from penstock.base.urls import shown_name
 from penstock.errors import ConfigError, Corrupt
 from penstock.files.compression import name_compression
 from penstock.files.retry import open_for_parser
@@ -182,7 +182,7 @@ class FileCache:
             if self.cleaner is not None:
                 self.cleaner.cleanup()
             if self.verbose:
-                log.warning("downloading %s to %s", shown(url), path)
+                log.warning("downloading %s to %s", shown_name(url), path)
             download(url, path)
             self._check(url, path)
         return path

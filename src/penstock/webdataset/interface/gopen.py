@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any, BinaryIO, NoReturn
 
 from penstock.base import checks
-from penstock.base.urls import SCHEMES, shown
+from penstock.base.urls import SCHEMES, shown_name
 from penstock.errors import ConfigError, Unsafe
 from penstock.files.files import Files
 from penstock.webdataset.interface import utils
@@ -71,14 +71,14 @@ def gopen_file(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
     """Open a file here."""
     path = local_path({"url": url})
     if path is None:
-        raise ConfigError(f"{shown(url)}: is not a path")
+        raise ConfigError(f"{shown_name(url)}: is not a path")
     return open_file(path) if mode[:1] == "r" else open(path, "wb")
 
 
 def gopen_remote(url: str, mode: str = "rb", bufsize: int = 8192) -> BinaryIO:
     """Open a file on a server, to read it."""
     if mode[:1] != "r":
-        raise ConfigError(f"{shown(url)}: files on servers are only read here; write a file, and copy it there")
+        raise ConfigError(f"{shown_name(url)}: files on servers are only read here; write a file, and copy it there")
     return io.BufferedReader(_RemoteBytes(url), max(bufsize, 8192))
 
 
@@ -93,8 +93,8 @@ def gopen_error(url: str, mode: str = "rb", bufsize: int = 8192) -> NoReturn:
     """Refused: nothing here knows the scheme."""
     scheme = scheme_of(url)
     raise ConfigError(
-        f"{shown(url)}: addresses of scheme {scheme}: are not opened here; fetch the file, or open it in a function of "
-        f"your own: gopen_schemes[{scheme!r}] = lambda url, mode, bufsize: …"
+        f"{shown_name(url)}: addresses of scheme {scheme}: are not opened here; fetch the file, or open it in a "
+        f"function of your own: gopen_schemes[{scheme!r}] = lambda url, mode, bufsize: …"
     )
 
 
