@@ -339,8 +339,8 @@ def _make_chunks(keys: ZarrKeys, found: StoredArray, options: "OpenOptions") -> 
     return Chunks(
         file=keys.identity(found.document), name=found.name, stored=array.stored, shape=without_axis(array.shape, axis),
         rows=found.rows, rows_per_chunk=array.chunk[axis], chunk=without_axis(array.chunk, axis), table=table,
-        codecs=array.codecs, row_axis=axis, fill=_make_fill(array) if options.allow_fill else None, axes=array.axes,
-        remedy=f"a copy with chunks={whole}", fill_text=_fill_text(array),
+        codecs=array.codecs, row_axis=axis, fill=array.fill_element if options.allow_fill else None, axes=array.axes,
+        remedy=f"a copy with chunks={whole}", fill_text=array.fill_text,
         evidence=table.sizes(EVIDENCE) if isinstance(table, FileTable) else (),
     )  # fmt: skip
 
@@ -361,24 +361,13 @@ def _make_table(keys: ZarrKeys, found: StoredArray, kept_index_bytes: int) -> Ch
     return members.table(grid)
 
 
-def _make_fill(array: ZarrArray) -> bytes:
-    """The element that stands for what was never written; 0 if the metadata have none."""
-    assert array.stored is not None
-    return bytes(array.stored.itemsize) if array.fill is None else array.fill
-
-
-def _fill_text(array: ZarrArray) -> str:
-    assert array.stored is not None
-    return str(np.frombuffer(_make_fill(array), array.stored)[0])
-
-
 def _check_written(keys: ZarrKeys, found: StoredArray, options: "OpenOptions") -> None:
     if options.allow_fill or options.on_error == "skip":
         return
     if not keys.has_chunks(found.prefix, found.array.before):
         raise Missing(
             f"{keys.path(found.prefix)}: of array {found.name!r} no chunk was ever written, so that all of it would "
-            f"read as the fill value {_fill_text(found.array)}. Restore its chunks, or pass allow_fill=True to accept "
+            f"read as the fill value {found.array.fill_text}. Restore its chunks, or pass allow_fill=True to accept "
             f"that"
         )
 

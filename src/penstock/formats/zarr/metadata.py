@@ -81,6 +81,16 @@ class ZarrArray:
         return int(self.stored.itemsize * np.prod(self.chunk, dtype=object))
 
     @property
+    def fill_element(self) -> bytes:
+        """The element that stands for what was never written; 0 if the metadata have none."""
+        assert self.stored is not None
+        return bytes(self.stored.itemsize) if self.fill is None else self.fill
+
+    @property
+    def fill_text(self) -> str:
+        return str(np.frombuffer(self.fill_element, self.stored)[0])
+
+    @property
     def longest(self) -> int:
         """The most bytes that a chunk can be stored in."""
         sums = 4 * sum(name == "crc32c" for name, _ in self.codecs)
