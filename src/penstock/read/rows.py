@@ -275,7 +275,7 @@ def gather_places(handle: Handle, places: np.ndarray, goal: np.ndarray) -> None:
 
     A row is one item to numpy, which moves items faster than rows of bytes.
     """
-    whole, row = handle.bytes, np.dtype((np.void, goal.shape[1]))
+    whole, row = handle.mapping, np.dtype((np.void, goal.shape[1]))
     source = np.ndarray(len(whole) - row.itemsize + 1, row, whole, strides=(1,))
     items, step = goal.view(row)[:, 0], rows_per_piece(row.itemsize)
     for begin in range(0, len(places), step):
