@@ -2,6 +2,7 @@
 
 import re
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,24 @@ def test_the_format_of_the_page(installed):
     assert len(BLOCKS["python"].splitlines()) <= 60
     assert CHECK is not None
     exec(compile(CHECK[1], str(PAGE), "exec"), {})  # what it asserts is in check_store
+
+
+def test_the_chunks_of_the_page(tmp_path):
+    """The fragment with ``Chunks``, over a file as it describes it."""
+    (fragment,) = re.findall(r"```py\n(table = KnownTable.*?)```", PAGE.read_text(), re.DOTALL)
+    values = np.broadcast_to(np.arange(1000, dtype="<f4")[:, None, None], (1000, 64, 64))
+    stored = [zlib.compress(values[begin : begin + 10].tobytes(), 1) for begin in range(0, 1000, 10)]
+    (tmp_path / "x.chunks").write_bytes(b"".join(stored))
+    lengths = np.array([[len(each)] for each in stored])
+    files = penstock.formats.Files()
+    given = {name: getattr(penstock.formats, name) for name in ("Chunks", "KnownTable")}
+    given |= {"np": np, "name": "x", "file": files.identify(str(tmp_path / "x.chunks"))}
+    given |= {"lengths": lengths, "offsets": np.cumsum(lengths)[:, None] - lengths}
+    exec(compile(fragment, str(PAGE), "exec"), given)
+    rows = np.array([999, 0, 10, 457])
+    out = np.empty((4, 64, 64), "f4")
+    penstock.formats.ExtentStore({"x": given["array"]}, files).read_into(rows, np.arange(4), {"x": out})
+    assert np.array_equal(out, values[rows])
 
 
 def test_the_page_imports_from_the_public_modules_alone():

@@ -63,8 +63,8 @@ class Database:
     @classmethod
     def of(cls, name: str, record: bytes, page_size: int) -> "Database":
         found = np.frombuffer(record, _DATABASE)[0]
-        numbers = (int(found[each]) for each in ("flags", "depth", "branches", "leaves", "entries", "root"))
-        return cls(name, page_size, *numbers)
+        numbers = {each: int(found[each]) for each in ("flags", "depth", "branches", "leaves", "entries", "root")}
+        return cls(name, page_size, **numbers)
 
 
 @dataclass(frozen=True)
