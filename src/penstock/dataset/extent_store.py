@@ -157,7 +157,7 @@ class ExtentStore(StoreBase):
 
     def origin(self, row: int) -> Origin:
         array = next(iter(self._arrays.values()))
-        return Origin(array.home, array.sample(row))
+        return Origin(array.source_path, array.sample(row))
 
     def find(self, key: str) -> int | None:
         array = next(iter(self._arrays.values()))

@@ -24,7 +24,7 @@ from penstock.files.retry import AGAIN_AFTER_S, TRIES
 
 # Unless the caller gives a number, a dataset takes this part of the descriptors that the process may have: others need
 # some too. A thousand files in turns with room for 64 would be opened and closed all the time, at a third of the rate.
-SHARE_OF_DESCRIPTORS = 4
+PART_OF_DESCRIPTORS = 1 / 4
 MOST_OPEN = 4096
 
 # Linux allows 65,530 mappings per process. One takes about 1 KB of memory here.
@@ -58,7 +58,7 @@ class Pool:
         limit = descriptor_limit()
         if self.max_open:
             return min(self.max_open, max(1, limit // 2))
-        return max(1, min(MOST_OPEN, limit // SHARE_OF_DESCRIPTORS))
+        return max(1, min(MOST_OPEN, int(limit * PART_OF_DESCRIPTORS)))
 
     def after_fork(self) -> None:
         """Close inherited descriptors; the child opens its own."""

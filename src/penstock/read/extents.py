@@ -43,7 +43,7 @@ class Array:
         return self.stored.itemsize * prod(self.shape)
 
     @property
-    def home(self) -> str:
+    def source_path(self) -> str:
         """The file or folder that the samples come from."""
         return self.file.path
 
@@ -194,7 +194,7 @@ class Chunks(Array):
     """The fill value as text, also if it must not be used."""
 
     @property
-    def home(self) -> str:
+    def source_path(self) -> str:
         return self.table.folder or self.file.path
 
     @cached_property
