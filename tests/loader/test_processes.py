@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,7 @@ def test_each_sample_with_its_own_randomness_by_hand() -> None:
     [
         (lambda sample: sample, "takes 1 positional argument but 2 were given"),
         (lambda sample, rng: 3, "must return a dict"),
-        (lambda sample, rng: {"x": np.zeros(int(sample["x"]) + 1)}, "differ in shape"),
+        (lambda sample, rng: {"x": np.zeros(int(sample["x"]) + 1)}, r"shape: \(1,\) for row 0 and \(2,\) for row 1"),
         (lambda sample, rng: {str(sample["x"]): 1}, "the same names for every sample"),
     ],
     ids=["one argument", "no dict", "shapes", "names"],
@@ -273,7 +274,7 @@ def test_bad_samples_are_left_out(folder: Path, tmp_path: Path) -> None:
 
 def test_errors_of_functions_show_where(folder: Path) -> None:
     def fails(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if os.getpid() != parent:
+        if os.getpid() != parent and 50 in batch["row"]:
             raise ZeroDivisionError("as planned")
         return batch
 
@@ -281,7 +282,9 @@ def test_errors_of_functions_show_where(folder: Path) -> None:
     ds = ps.open(folder / "chunks.h5").map(fails)
     with started(ds) as loader, pytest.raises(ps.TransformFailed, match="ZeroDivisionError: as planned") as error:
         batches(loader)
-    assert "in fails" in str(error.value.__cause__)
+    trace = str(error.value.__cause__)
+    assert "in fails" in trace
+    assert "During handling" not in trace, "of reading this batch alone, not of reading it with others before"
 
 
 @pytest.mark.slow
@@ -630,13 +633,39 @@ def test_what_auto_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert sixteen.smallest_bytes == plan(2).smallest_bytes, "processes are given up before a budget is refused"
     assert plan(16, ds=ps.from_arrays(x=np.zeros((100, 10)))).processes == 0
     assert plan(16, processes=0).processes == 0
+
+
+class Locked:
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return batch
+
+
+LOCK = threading.Lock()
+
+
+def test_what_cannot_be_sent_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.loader.placement.cores", lambda: 16)
     lock = threading.Lock()
-    cannot_be_sent = ds.map(lambda batch, lock=lock: batch)
-    found = plan(16, ds=cannot_be_sent)
-    assert found.processes == 0
-    assert "cannot be sent to processes" in str(found)
-    with pytest.raises(ConfigError, match="cannot be sent"):
-        plan(16, ds=cannot_be_sent, processes=2)
+    functions = {
+        "<lambda> uses 'turn'": lambda batch, turn=lock: batch,
+        "<lambda> uses 'lock'": lambda batch: batch if lock else {},
+        "<lambda> uses 'LOCK'": lambda batch: batch if LOCK else {},
+        "Locked uses 'turn'": Locked(),
+        "the dataset": partial(lambda lock, batch: batch, lock),
+    }
+    for told, function in functions.items():
+        function.__module__ = "__main__"  # of no module that another process could import
+        options = {"batch_size": 8, "memory": "2GiB", "output": "numpy"}
+        ds = ps.open(folder / "chunks.h5").map(function)
+        plan = ps.Loader(ds, **options).plan
+        assert plan.processes == 0
+        assert f"threads read here: {told}" in plan.placement_note
+        assert "cannot be sent to processes (TypeError: cannot pickle '_thread.lock' object)" in plan.placement_note
+        with pytest.raises(ConfigError, match=f"processes=2: {told}"):
+            ps.Loader(ds, processes=2, **options)
 
 
 @pytest.mark.parametrize(

@@ -238,16 +238,18 @@ class MappedEach(Mapped):
                     f"{', '.join(map(repr, made[0]))} for another: return the same names for every sample"
                 )
             made.append(one)
-        return {name: _stack([one[name] for one in made], inputs.get(name)) for name in (made[0] if made else ())}
+        names = made[0] if made else ()
+        return {name: _stack([one[name] for one in made], rows, inputs.get(name)) for name in names}
 
 
-def _stack(values: Sequence[Any], given: np.ndarray | None) -> np.ndarray:
+def _stack(values: Sequence[Any], rows: np.ndarray, given: np.ndarray | None) -> np.ndarray:
     """Values of single rows as one array; Python objects that were passed on as they came."""
     if given is not None and given.dtype.hasobject and all(map(operator.is_, values, given)):
         return given
     arrays = [np.asarray(value) for value in values]
-    if any(array.shape != arrays[0].shape for array in arrays):
-        shapes = " and ".join(sorted({str(array.shape) for array in arrays}))
+    first_rows = {array.shape: int(row) for array, row in zip(reversed(arrays), rows[::-1], strict=True)}
+    if len(first_rows) > 1:
+        shapes = " and ".join(f"{shape} for row {row}" for shape, row in reversed(first_rows.items()))
         raise ValueError(f"samples differ in shape: {shapes}. Crop or pad them to one shape")
     return np.stack(arrays)
 

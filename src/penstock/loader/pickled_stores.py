@@ -4,6 +4,7 @@ Large arrays (tables of chunks, names of samples, arrays in memory) are not part
 memory, which each process maps: what is written there stays private to the process.
 """
 
+import inspect
 import io
 import os
 import pickle
@@ -81,6 +82,24 @@ def functions(store: StoreBase) -> Iterator[Any]:
         yield store.function
     for child in store.children:
         yield from functions(child)
+
+
+def find_obstacle(store: StoreBase) -> str:
+    """What a caller's function uses although it cannot be sent to another process; empty if there is no such thing."""
+    import cloudpickle
+
+    for function in functions(store):
+        used = dict(getattr(function, "__dict__", {}))
+        if isinstance(function, FunctionType):
+            captured = inspect.getclosurevars(function)
+            used |= {**captured.nonlocals, **captured.globals}
+            used |= {name: each.default for name, each in inspect.signature(function).parameters.items()}
+        for name, value in used.items():
+            try:
+                cloudpickle.Pickler(io.BytesIO(), protocol=5, buffer_callback=[].append).dump(value)
+            except CANNOT_PICKLE:
+                return f"{getattr(function, '__name__', type(function).__name__)} uses {name!r}"
+    return ""
 
 
 def _pickled(stores: Sequence[StoreBase], buffers: list[pickle.PickleBuffer]) -> bytes:

@@ -21,7 +21,7 @@ from penstock.base.sizes import MiB, format_size
 from penstock.base.spec import IN_MEMORY, ReadPath, row_bytes
 from penstock.dataset.store import StoreBase
 from penstock.errors import ConfigError
-from penstock.loader.pickled_stores import CANNOT_PICKLE, PickledStores, functions, is_imported_again
+from penstock.loader.pickled_stores import CANNOT_PICKLE, PickledStores, find_obstacle, functions, is_imported_again
 from penstock.loader.wire import CAN_SEND_DESCRIPTORS
 
 # Threads for remote files: at 40 ms per request, 16 of them send 400 requests per second.
@@ -98,7 +98,7 @@ def place(
     per_process, part = (1, PART_FOR_FUNCTIONS) if calls else (THREADS_PER_PROCESS, PART_OF_BUDGET)
     sized = _with_sizes(store, wanted)
     if sized.why:
-        return sized
+        return replace(found, why=f"threads read here: {sized.why}")
     if sized.process_bytes > MOST_PROCESS_BYTES:
         each = format_size(sized.process_bytes)
         return replace(found, why=f"threads read here: each process would hold its own {each}")
@@ -127,7 +127,7 @@ def _as_asked(store: StoreBase, paths: Sequence[ReadPath], threads: int | Auto, 
         )
     sized = _with_sizes(store, found)
     if sized.why:
-        raise ConfigError(f"processes={processes}: {sized.why}")
+        raise ConfigError(f"processes={processes}: {sized.why}. processes=0 reads in this process")
     return replace(sized, processes=processes, is_asked_for=True)
 
 
@@ -149,14 +149,21 @@ def _with_sizes(store: StoreBase, placement: Placement) -> Placement:
     try:
         pickled_stores = PickledStores([store])
     except CANNOT_PICKLE as error:
-        why = f"threads read here: the dataset cannot be sent to processes ({type(error).__name__}: {error})"
-        return placement.inside(why)
+        return placement.inside(_describe_obstacle(store, error))
     own = store.index_bytes + sum(store.shared_index.values()) - pickled_stores.bytes
     torch = TORCH_BYTES if _needs_torch(store, pickled_stores) else 0
     objects = UNPICKLED_TIMES * pickled_stores.pickle_bytes
     return replace(
         placement, process_bytes=PROCESS_BYTES + max(0, own) + torch + objects, shared_bytes=pickled_stores.bytes
     )  # fmt: skip
+
+
+def _describe_obstacle(store: StoreBase, error: BaseException) -> str:
+    """Why a store cannot be sent to processes, and what to do about it."""
+    why = f"({type(error).__name__}: {error})"
+    if found := find_obstacle(store):
+        return f"{found}, which cannot be sent to processes {why}; let the function open or make it when it is called"
+    return f"the dataset cannot be sent to processes {why}"
 
 
 def _threads(threads: int | Auto, paths: Sequence[ReadPath]) -> Placement:

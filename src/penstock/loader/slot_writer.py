@@ -51,10 +51,13 @@ class SlotWriter:
         """Do a read, and measure it."""
         began, began_computing = time.perf_counter(), time.thread_time()
         for first, last in self._groups(read):
+            failed: BaseException | None = None
             try:  # without a call in between: reads are many, and deep
                 self._store.read(*self._arguments(read, first, last))
             except BaseException as error:
-                self._record_error(error, read, first, last)
+                failed = error
+            if failed is not None:  # outside of "except": reading again would show this error in every traceback
+                self._record_error(failed, read, first, last)
         reading, computing = time.perf_counter() - began, time.thread_time() - began_computing
         return ReadCosts(reading, computing, counters.collect())
 
