@@ -67,7 +67,7 @@ def test_columns_in_any_order_and_twice(tmp_path):
 
 @pytest.mark.parametrize("goal", ["out.zarr", "out.h5", "out.npy", "out.tar"])
 def test_a_dense_copy(tmp_path, goal):
-    values = matrix()
+    values = matrix(density=0.02)
     write(tmp_path / "a", "hdf5, chunks", values)
     done = ps.convert(ps.open(tmp_path / "a", fields=("X",)), tmp_path / goal, verify="source")
     again = ps.open(tmp_path / goal)

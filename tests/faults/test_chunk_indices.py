@@ -82,7 +82,7 @@ def told_by_the_library(
         file=SimpleNamespace(userblock_size=0),
         id=SimpleNamespace(chunk_iter=chunk_iter, get_num_chunks=lambda: len(chunks)),
     )
-    return StoredDataset(FileId("a.h5", 10_000, 0, 0, growing=False, etag="not mapped"), "data", dataset, (4, 6), 0)
+    return StoredDataset(FileId("a.h5", 10_000, 0, 0, is_growing=False, etag="not mapped"), "data", dataset, (4, 6), 0)
 
 
 WHOLE = [((0, 0), 100, 24), ((0, 3), 200, 24), ((2, 0), 300, 24), ((2, 3), 400, 24)]
