@@ -44,6 +44,11 @@ def noise(folder):
     return folder / "in.npy", 0
 
 
+def tiny(folder):
+    np.save(folder / "in.npy", np.arange(1_200_000, dtype=np.int32).reshape(300_000, 4))
+    return folder / "in.npy", 0
+
+
 CASES = [
     *((by_voxel, goal, "64MiB", {}) for goal in ("out.zarr", "out.npy", "out.h5")),
     (by_voxel, "out.npy", None, {}),
@@ -63,6 +68,7 @@ CASES = [
     (vectors, "out.parquet", None, {"verify": "source"}),
     (vectors, "out.lmdb", None, {}),
     (in_chunks, "out.lmdb", "96MiB", {}),
+    (tiny, "out.lmdb", None, {}),
 ]
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from tests.convert.sources import tree, trial_major, voxel_major
 
+import lmdb
 import penstock as ps
+from penstock.conversion.lmdb import _put
 from penstock.errors import BudgetExceeded, Changed, ConfigError, ConvertFailed
 
 
@@ -100,6 +102,34 @@ def test_an_output_that_is_there_is_replaced_only_when_asked_and_only_at_the_end
     ps.convert(ds, tmp_path / goal, overwrite=True)
     assert len(ps.open(tmp_path / goal)) == 20
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("name", ["in.zarr", "in.npy"])
+def test_a_source_is_not_replaced_by_part_of_itself(tmp_path, ds, name):
+    ps.convert(ds, tmp_path / name)
+    (tmp_path / "link").symlink_to(tmp_path)
+    before = tree(tmp_path)
+    half = ps.open(tmp_path / name).select(range(10))
+    for path in (tmp_path / name, tmp_path / "link" / name):
+        for options in ({}, {"overwrite": True}):
+            with pytest.raises(ConfigError, match="is what this conversion reads"):
+                ps.convert(half, path, **options)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(("free_bytes", "expected"), [(100, errno.ENOSPC), (1000, errno.EIO)])
+def test_a_full_disk_is_named_where_lmdb_speaks_of_input_or_output(tmp_path, monkeypatch, free_bytes, expected):
+    class Database:
+        def path(self):
+            return str(tmp_path)
+
+        def begin(self, write):
+            raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+    monkeypatch.setattr("penstock.conversion.lmdb._free_bytes", lambda path: free_bytes)
+    with pytest.raises(OSError, match="Input/output") as raised:
+        _put(lmdb, Database(), [("key", bytes(500))])
+    assert raised.value.errno == expected
 
 
 @pytest.mark.parametrize("goal", ["out.zarr", "out.npy", "out.h5", "out.tar"])

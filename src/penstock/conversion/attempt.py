@@ -100,6 +100,8 @@ class Attempt:
     def is_there(self) -> bool:
         """Whether the output is whole already; refuses to write over something else."""
         there = self._existing()
+        if there and any(_is_in(path, there) for path in self._files):
+            raise ConfigError(f"{there}: is what this conversion reads, and cannot be its output; choose another name")
         if _key_in(self.provenance) == self._key and self._is_as_listed():  # written last: all the rest is there
             self._remove_rest()
             return True
@@ -260,6 +262,12 @@ def _plain_name(goal: str) -> str:
     """The goal, or for numbered files what is the same in their names."""
     folder, name = os.path.split(goal)
     return os.path.join(folder, NUMBERED.sub("all", name, count=1))
+
+
+def _is_in(path: str, other: str) -> bool:
+    """Whether a file is another, or in that folder, whatever links lead there."""
+    real, above = os.path.realpath(path), os.path.realpath(other)
+    return real == above or real.startswith(above + os.sep)
 
 
 def _base_names(files: Mapping[str, list[int]]) -> dict[str, int]:

@@ -24,8 +24,10 @@ CHUNK_BYTES = 1 * MiB
 SHARD_BYTES = 256 * MiB
 # Larger reads are no faster.
 READ_BYTES = 64 * MiB
-# Reads are no smaller, nor are rows cut into less, all rows of a block together: there would be no end of them.
+# Reads are no smaller, nor are rows cut into less, all rows of a block together: there would be no end of them. Of tiny
+# rows, each of which takes memory besides its values, so many are enough.
 LEAST_READ_BYTES = 1 * MiB
+LEAST_READ_ROWS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +182,10 @@ def _with_box(wanted: Wanted, box: tuple[int, ...], room_bytes: int, overhead: O
         chunk_rows = largest_divisor(block, chunk_rows) if chunk_rows < block else chunk_rows // block * block
     step = block * chunk_rows // np.gcd(block, chunk_rows)
     spare = min(room_bytes - overhead(box, int(step), chunk_rows), READ_BYTES, wanted.shard_bytes)
-    steps = -(-wanted.rows // step)
-    least = max(1, min(min(wanted.least_read_bytes, wanted.shard_bytes) // (step * box_bytes), steps))
-    times = max(least, min(spare // (step * box_bytes), steps))
+    most = -(-wanted.rows // step)
+    least_rows = min(LEAST_READ_ROWS, min(wanted.least_read_bytes, wanted.shard_bytes) // box_bytes)
+    least = max(1, min(least_rows // step, most))
+    times = max(least, min(spare // (step * box_bytes), most))
     while times > least and _need(box_bytes, int(times * step), chunk_rows, box, overhead) > room_bytes:
         times = max(least, times // 2)
     read_rows = int(times * step)

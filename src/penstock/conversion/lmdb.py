@@ -62,5 +62,13 @@ def _put(lmdb: Any, database: Any, items: list[tuple[str, bytes]]) -> None:
         except lmdb.MapFullError:
             database.set_mapsize(2 * database.info()["map_size"])
         except lmdb.Error as error:
-            is_full = os.strerror(errno.ENOSPC) in str(error)  # a write that was cut short is "Input/output error"
+            is_full = os.strerror(errno.ENOSPC) in str(error)
+            if not is_full:  # a write that was cut short is "Input/output error"
+                is_full = _free_bytes(database.path()) < sum(len(raw) for _, raw in items)
             raise OSError(errno.ENOSPC if is_full else errno.EIO, str(error)) from error
+
+
+def _free_bytes(path: str) -> int:
+    """Free space of the disk that a file is on."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize

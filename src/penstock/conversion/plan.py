@@ -50,6 +50,8 @@ ARROW_BYTES = 64 * MiB
 """Measured: Arrow's libraries and pools, in each process that uses them."""
 ARROW_VALUE_BYTES = 13
 """Measured: what Arrow holds for each value of a row group besides the value: levels, wider integers, pages."""
+INDEX_BYTES = {"tar": 128, "parquet": 0, "lmdb": 288}
+"""Measured, with a margin: what knowing the place of each value of a file takes when it is read again."""
 LMDB_VALUE_BYTES = 8192
 """What LMDB holds for a value until its transaction ends, besides the value: two pages."""
 WORKER_BYTES = 72 * MiB
@@ -338,13 +340,15 @@ def _cut_samples(ds: Dataset, goal: str, options: Options, room: int) -> Cut:
         rows=len(ds), shape=(), dtype=np.dtype((np.void, max(1, each))), block_rows=block_rows(store), source_chunk=(),
         chunk_rows=1, shard_bytes=options.shard_bytes if several else max(1, each) * (len(ds) + 1) * 2,
     )  # fmt: skip
-    return cut_field(wanted, room, _sample_overhead(store, options.format, len(ds)))
+    rows_per_file = min(len(ds), wanted.shard_bytes // max(1, each))
+    return cut_field(wanted, room, _sample_overhead(store, options.format, rows_per_file))
 
 
-def _sample_overhead(store: Store, kind: str, length: int) -> Overhead:
+def _sample_overhead(store: Store, kind: str, rows_per_file: int) -> Overhead:
     """Besides a read: the encoded sample in a tar; a table, its columns and their compressed pages in Parquet; all
-    values encoded, and the pages of a transaction, in LMDB."""
-    each = row_bytes(store.fields)
+    values encoded, and the pages of a transaction, in LMDB. And the index of a file that is read again."""
+    each, length = row_bytes(store.fields), len(store)
+    index = INDEX_BYTES[kind] * len(store.fields) * rows_per_file
     values = sum(spec.most_bytes or int(np.prod(spec.shape)) for spec in store.fields.values())
 
     def overhead(box: tuple[int, ...], read_rows: int, chunk_rows: int) -> int:
@@ -354,6 +358,6 @@ def _sample_overhead(store: Store, kind: str, length: int) -> Overhead:
             "parquet": (2 * each + ARROW_VALUE_BYTES * values) * rows_,
             "lmdb": (2 * each + LMDB_VALUE_BYTES * len(store.fields)) * rows_,
         }[kind]
-        return store.scratch_bytes(rows_) + copies + encode.CODEC_BYTES
+        return store.scratch_bytes(rows_) + copies + index + encode.CODEC_BYTES
 
     return overhead

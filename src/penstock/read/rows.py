@@ -226,11 +226,19 @@ class GatherReader:
 
 
 class MappedReader(GatherReader):
-    """Rows that follow each other."""
+    """Rows that follow each other. A run of them is read by one call: no pages of the file stay mapped then."""
 
     def __init__(self, array: Contiguous, files: Files, cast: Cast | None, part: RowPart | None) -> None:
         super().__init__(array, files, cast, part)
         self._begin, self._size = array.offset, array.rows * array.row_bytes
+        self._straight = RowReader(array, files, cast)
+
+    def read(self, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
+        is_long = len(rows) * self.array.row_bytes >= self.files.policy.map_rows_below_bytes
+        if is_long and self._in_one_go(at, target) and coalesce.are_consecutive(rows):
+            self._straight.read(rows, at, target)
+        else:
+            super().read(rows, at, target)
 
     def read_from(self, handle: Handle, rows: np.ndarray, at: np.ndarray, target: np.ndarray) -> None:
         array, mine = self.array, counters.mine()
