@@ -97,6 +97,7 @@ def train(args: argparse.Namespace) -> tuple[float, float]:
     def save() -> None:
         if args.checkpoint and main_rank:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+            Path(args.checkpoint).parent.mkdir(parents=True, exist_ok=True)
             part = f"{args.checkpoint}.part"  # a stop while it is written leaves the last one whole
             torch.save({**state, "loader": train_dl.state_dict(), "epoch": epoch, "step": step}, part)
             os.replace(part, args.checkpoint)

@@ -19,8 +19,8 @@ EXAMPLES = """examples:
   penstock nsd prepare data/nsd --subject 1
       copy its sessions trial by trial, once, so that training reads each trial alone
 
-  penstock nsd synthesize data/small --scale tiny
-      a synthetic release for experiments
+  penstock nsd synthesize data/small --scale small --signal 1
+      a synthetic release, from whose voxels pictures can be told
 
 exit codes: 0 success; 2 invalid request; 130 after Ctrl-C"""
 
@@ -131,6 +131,13 @@ def _synthesize_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--written", choices=WRITTEN, default="brain", help="which voxels are written; the rest are holes"
     )
+    parser.add_argument(
+        "--signal",
+        type=float,
+        default=0,
+        metavar="X",
+        help="voxels depend on pictures, X times as much as on noise (0)",
+    )
     parser.add_argument("--nifti", action="store_true", help="also write sessions as .nii.gz")
     parser.add_argument("--coco", type=int, default=0, metavar="PIXELS", help="write MindEye2's pictures, of this size")
     parser.add_argument("--no-stimuli", action="store_true", help="leave out nsd_stimuli.hdf5")
@@ -146,7 +153,7 @@ def _synthesize(args: argparse.Namespace) -> int:
     with Progress("synthesize", count, "steps") as progress:
         experiment = synthesize(
             args.root, args.scale, stored=args.stored, written=args.written, nifti=args.nifti, stimuli=stimuli,
-            coco=args.coco, seed=args.seed, progress=lambda _: progress.add(1),
+            coco=args.coco, signal=args.signal, seed=args.seed, progress=lambda _: progress.add(1),
         )  # fmt: skip
         for wanted, write in ((args.shards, write_shards), (args.mindeye2, write_mindeye2)):
             if wanted:
