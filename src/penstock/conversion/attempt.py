@@ -71,7 +71,9 @@ class Converted:
 class Attempt:
     """One call of ``convert``."""
 
-    def __init__(self, job: Job, origin: Dataset, *, overwrite: bool, restart: bool) -> None:
+    def __init__(
+        self, job: Job, origin: Dataset, *, overwrite: bool, restart: bool, expected: "Estimate | None" = None
+    ) -> None:
         """``origin``: what the caller gave; the job may read a copy of it."""
         self.job, self.plan, self.work = job, job.plan, job.work
         self.overwrite, self.restart = overwrite, restart
@@ -79,7 +81,7 @@ class Attempt:
         self._key = f"{job.plan.key}-{source.digest_of_files(self._files)}"
         self._began = time.perf_counter()
         self._done = self._found_done = self._read = self._written = 0
-        self.expected: Estimate | None = None
+        self.expected = expected
 
     @property
     def manifest(self) -> str:
@@ -96,6 +98,22 @@ class Attempt:
             bytes_read=self._read, bytes_written=self._written, seconds=seconds, manifest=self.manifest,
             expected=self.expected,
         )  # fmt: skip
+
+    def run(
+        self, mode: Any, progress: Progress, *, part: tuple[int, int] | None = None, only_finish: bool = False
+    ) -> Converted:
+        """Do what is left: of all tasks, and finish the output; or of a part of the tasks."""
+        if self.is_there():
+            return self.result(finished=True)
+        with self.work.locked(shared=part is not None):
+            if not self.is_there():  # another call may have finished it this moment
+                self.begin(alone=part is None)
+                if not only_finish:
+                    self.tasks(part or (1, 1), mode, self.plan.workers, progress)
+                if part is not None:
+                    return self.result(finished=False)
+                self.finish(mode, self.plan.workers)
+        return self.result(finished=True)
 
     def is_there(self) -> bool:
         """Whether the output is whole already; refuses to write over something else."""

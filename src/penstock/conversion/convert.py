@@ -14,7 +14,7 @@ from penstock.base.sizes import parse_size
 from penstock.conversion import source
 from penstock.conversion.attempt import Attempt, Converted, Progress, remove_output
 from penstock.conversion.attributes import Attributes, attributes_of
-from penstock.conversion.estimate import Estimate, advised_name, advised_rows, estimate
+from penstock.conversion.estimate import advised_name, advised_rows, estimate
 from penstock.conversion.plan import ALL_FIELDS, COMPRESSIONS, Options, format_of_goal, make_plan
 from penstock.conversion.rows import tar_names
 from penstock.conversion.tasks import Job
@@ -92,19 +92,20 @@ def convert(
     is_advised = like is not None and checks.one_of("like", like, ("plan",)) == "plan"
     named = advised_name(ds, to) if is_advised else to
     rows_per_chunk = advised_rows(ds) if is_advised and rows_per_chunk is None else rows_per_chunk
-    kind, goal, chosen_part = format_of_goal(named), os.path.abspath(named), _part(part)
-    origin, seed, by_row = ds, None if shuffle is None else checks.whole("shuffle", shuffle), ""
-    if seed is not None and source.block_rows(ds.delivered) > 1 and not dry_run:
-        if part is not None or only_finish:
-            raise ConfigError(
-                f"shuffle={seed} with part or only_finish: rows of this dataset come in blocks, so that it is written "
-                f"twice; convert it without shuffle first, and shuffle the result"
-            )
-        by_row = _name_by_row(ds, goal)
-        how = {"memory": memory, "executor": executor, "workers": workers, "verify": verify, "restart": restart}
-        ds = _write_by_row(ds, by_row, how)
-    if seed is not None and source.block_rows(ds.delivered) == 1:
-        ds = ds.select(np.random.default_rng(seed).permutation(len(ds)))
+    kind, goal, part = format_of_goal(named), os.path.abspath(named), None if part is None else _part(part)
+    origin, by_row = ds, ""
+    if shuffle is not None:
+        seed = checks.whole("shuffle", shuffle)
+        if source.block_rows(ds.delivered) > 1 and not dry_run:
+            if part is not None or only_finish:
+                raise ConfigError(
+                    f"shuffle={seed} with part or only_finish: rows of this dataset come in blocks, so that it is "
+                    f"written twice; convert it without shuffle first, and shuffle the result"
+                )
+            by_row = _name_by_row(ds, goal)
+            how = {"memory": memory, "executor": executor, "workers": workers, "verify": verify, "restart": restart}
+            ds = _write_by_row(ds, by_row, how)
+        ds = _shuffled(ds, seed)
     if restart and part is not None:
         raise ConfigError(
             f"restart with part={part}: each part would remove what others did. To begin again, remove the hidden "
@@ -115,27 +116,18 @@ def convert(
     workers = None if workers is None else checks.whole("workers", workers, least=1)
     mode = checked_executor(executor)
     plan = make_plan(ds, goal, options, limit, 1 if mode == "serial" else workers)
-    expected: Estimate | None = None
-    if is_advised:
-        expected = estimate(ds, plan)
+    expected = estimate(ds, plan) if is_advised else None
+    if expected is not None:
         announce(f"{plan}\n  expected: {expected}")
     kept = _merged(attributes_of(origin) if kind in ("zarr", "hdf5") else {}, attributes)
     job = Job(ds, plan, kept, is_spread=part is not None or not isinstance(mode, str))
-    run = Attempt(job, origin, overwrite=overwrite, restart=restart)
-    run.expected = expected
+    attempt = Attempt(job, origin, overwrite=overwrite, restart=restart, expected=expected)
     if dry_run:
-        return run.result(finished=False)
-    if not run.is_there():
-        with run.work.locked(shared=part is not None):
-            if not run.is_there():  # another call may have finished it this moment
-                run.begin(alone=part is None)
-                if not only_finish:
-                    run.tasks(chosen_part, mode, plan.workers, progress)
-                if part is not None:
-                    return run.result(finished=False)
-                run.finish(mode, plan.workers)
-    remove_output(by_row)
-    return run.result(finished=True)
+        return attempt.result(finished=False)
+    done = attempt.run(mode, progress, part=part, only_finish=only_finish)
+    if done.finished:
+        remove_output(by_row)
+    return done
 
 
 def _attributes(given: Any) -> Mapping[str, Mapping[str, Any]]:
@@ -174,6 +166,13 @@ def _options(
     )
 
 
+def _shuffled(ds: Dataset, seed: int) -> Dataset:
+    """In the order of a seed. Rows that come in blocks, which only a dry run leaves so, stay: the plan is the same."""
+    if source.block_rows(ds.delivered) > 1:
+        return ds
+    return ds.select(np.random.default_rng(seed).permutation(len(ds)))
+
+
 def _name_by_row(ds: Dataset, goal: str) -> str:
     """The file between two passes: beside the output, hidden."""
     folder, name = os.path.split(goal)
@@ -191,8 +190,6 @@ def _write_by_row(ds: Dataset, path: str, how: Mapping[str, Any]) -> Dataset:
 
 
 def _part(given: Any) -> tuple[int, int]:
-    if given is None:
-        return 1, 1
     try:
         number, of = given
         if 1 <= number <= of:

@@ -102,9 +102,7 @@ def _try(ds: Dataset, plan: ConversionPlan) -> _Took:
         job = Job(ds, make_plan(ds, goal, plan.options, plan.limit_bytes, 1), {"": {}})
         attempt = Attempt(job, ds, overwrite=False, restart=False)
         began, cpu = time.perf_counter(), time.process_time()
-        attempt.begin()
-        attempt.tasks((1, 1), "serial", 1, lambda done, total: None)
-        attempt.finish("serial", 1)
+        attempt.run("serial", lambda done, total: None)
         took, on_cores = time.perf_counter() - began, time.process_time() - cpu
         sizes = (
             os.path.getsize(path) for path in _files(room) if not path.endswith((".manifest.json", ".provenance.json"))
