@@ -19,6 +19,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+import penstock as ps
+import penstock.webdataset as wds
 from penstock.base import counters
 from penstock.base.text_column import TextColumn
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Missing, PenstockError, Truncated
@@ -511,6 +513,31 @@ def test_a_field_twice(tmp_path):
 def test_a_key_again_later(tmp_path):
     with pytest.raises(Corrupt, match="key 'a' is not contiguous: sample 0 has it, and sample 2 again"):
         grouped(tmp_path, ["a.jpg", "b.jpg", "a.cls", "b.cls"])
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1 << 14])
+def test_keys_may_come_again_in_another_of_joined_archives(tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(tar_samples, "_AT_ONCE", at_once)
+    parts = [[], ["a.x", "b.x"], ["b.x", "a.x", "a.y"], ["README", "a.x"], [], ["a.x", "c.x"]]
+    path = written(tmp_path, b"".join(map(archive, parts)))
+    table = group(walk(path))
+    assert list(table.keys) == ["a", "b", "b", "a", "a", "a", "c"]
+    assert np.count_nonzero(table.offsets == NOT_THERE, axis=0).tolist() == [0, 6]
+    assert [sample["__key__"] for sample in wds.WebDataset(path)] == list(table.keys)
+    with pytest.raises(ConfigError, match=r"some\.tar: 'a' is the name of 4 samples of this file, number 0 and 3"):
+        ps.open(path, fields=["x"]).keys.find("a")
+
+
+@pytest.mark.parametrize("parts", [[["a.x"], ["a.x", "b.x", "a.y"]], [["a.x", "b.x", "a.y"], ["c.x"]]])
+def test_keys_do_not_come_again_in_one_of_joined_archives(tmp_path, parts):
+    with pytest.raises(Corrupt, match="key 'a' is not contiguous: sample"):
+        group(walk(written(tmp_path, b"".join(map(archive, parts)))))
+
+
+def test_links_that_lead_nowhere_do_not_move_where_archives_begin(tmp_path):
+    nowhere = member("a.y", 0, type=tarfile.SYMTYPE, linkname="nothing")
+    table = group(walk(written(tmp_path, archive(["a.x", nowhere]) + archive(["a.x", "b.x"]))))
+    assert list(table.keys) == ["a", "a", "b"]
 
 
 def test_hidden_files_belong_to_no_sample(tmp_path):

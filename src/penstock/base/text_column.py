@@ -76,14 +76,18 @@ class TextColumn(Sequence[str]):
 
     def find(self, text: str) -> int | None:
         """Where this text first is; the first search makes a table of 8 bytes per text."""
+        return next(self.find_all(text), None)
+
+    def find_all(self, text: str) -> Iterator[int]:
+        """Everywhere that this text is, in order."""
         try:
             raw = text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # no bytes decode to it
-            return None
+            return
         sums, order = self._by_sum
         first = int(np.searchsorted(sums, np.uint32(zlib.crc32(raw)), "left"))
         last = int(np.searchsorted(sums, np.uint32(zlib.crc32(raw)), "right"))
-        return next((int(each) for each in order[first:last] if self.raw(each) == raw), None)
+        yield from (int(each) for each in order[first:last] if self.raw(each) == raw)
 
     def first_repeat(self) -> int | None:
         """The first text that is the same as one before it."""

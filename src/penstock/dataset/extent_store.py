@@ -9,6 +9,7 @@ import numpy as np
 from penstock.base.spec import MANIFEST, Cast, Fields, FieldSpec, Origin, ReadPath, permuted
 from penstock.base.urls import base_name
 from penstock.dataset.store import Filled, Out, StoreBase, check_rows, digest
+from penstock.errors import ConfigError
 from penstock.files.files import Files
 from penstock.read.chunk_blocks import BlockReader
 from penstock.read.chunk_files import table_of_files
@@ -161,7 +162,13 @@ class ExtentStore(StoreBase):
 
     def find(self, key: str) -> int | None:
         array = next(iter(self._arrays.values()))
-        return array.keys.find(key) if isinstance(array, Members) else None
+        rows = [*array.keys.find_all(key)] if isinstance(array, Members) else []
+        if len(rows) > 1:
+            raise ConfigError(
+                f"{array.source_path}: {key!r} is the name of {len(rows):,} samples of this file, number {rows[0]:,} "
+                f"and {rows[1]:,} among them; take one by its row"
+            )
+        return rows[0] if rows else None
 
     def close(self) -> None:
         self._files.close()

@@ -258,7 +258,7 @@ def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
     share, number = share_of(shard), -1
     begin: Sample = {"__url__": shown_name(shard["url"])}
     sample: Sample = {}
-    key, wanted = None, False
+    key, begins, wanted = None, 0, False
     try:
         with _open_archive(shard, reading) as archive:
             if reading.tell_path and archive.path is not None:
@@ -267,10 +267,10 @@ def _samples_of(shard: Shard, reading: Reading, run: Run) -> Iterator[Sample]:
                 named = reading.split(entry.name)
                 if named is None:
                     continue
-                if named[0] != key:
+                if named[0] != key or archive.entries.begin != begins:
                     if wanted:
                         yield sample
-                    number, key = number + 1, named[0]
+                    number, key, begins = number + 1, named[0], archive.entries.begin
                     wanted, sample = share.has(number), {"__key__": key, **begin}
                 if wanted:
                     wanted = _add(sample, named[1], entry, archive, run)

@@ -53,7 +53,10 @@ def resolve_links(table: MemberTable, links: Mapping[int, Link]) -> MemberTable:
         else:
             offsets[number], lengths[number] = offsets[end], lengths[end]
     kept = table.names.take(np.flatnonzero(good))
-    return replace(table, names=kept, offsets=offsets[good], lengths=lengths[good], left_out=tuple(left_out))
+    archives = tuple(int(np.count_nonzero(good[:first])) for first in table.archives)
+    return replace(
+        table, names=kept, offsets=offsets[good], lengths=lengths[good], left_out=tuple(left_out), archives=archives
+    )
 
 
 def _follow_links(names: Sequence[bytes], links: Mapping[int, Link]) -> dict[int, int]:

@@ -22,6 +22,8 @@ class MemberTable:
     lengths: np.ndarray
     left_out: tuple[tuple[bytes, DataError], ...] = ()
     """Names of members that are not in it, and why."""
+    archives: tuple[int, ...] = ()
+    """The first member of each archive but the first, where several were joined into one file."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -39,6 +41,7 @@ class MemberList:
         self.names, self.ends = bytearray(), array("q")
         self.offsets, self.lengths = array("q"), array("q")
         self.left_out: list[tuple[bytes, DataError]] = []
+        self.archives: list[int] = []
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -56,4 +59,5 @@ class MemberList:
             np.frombuffer(self.offsets, np.int64),
             np.frombuffer(self.lengths, np.int64),
             tuple(self.left_out),
+            tuple(self.archives),
         )

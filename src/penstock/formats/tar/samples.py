@@ -7,11 +7,13 @@ Rules:
 1. Grouping follows WebDataset's, so that both see the same samples. Members without a dot, or in ``__folders__`` like
    this, belong to no sample, and are counted.
 2. A field that comes twice in a sample, and a key that comes again later, are errors: a sample would be lost or torn.
+   Where archives were joined (``cat a.tar b.tar``), each has its own samples, and their keys may be the same.
 3. Tables are columns. A million members take some 40 MB, or none where the table is saved and mapped.
 """
 
 from array import array
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NoReturn
 
 import numpy as np
@@ -111,12 +113,14 @@ class _Grouping:
 
     def __init__(self, members: MemberTable) -> None:
         self.members = members
+        self.archives = np.array([first for first in members.archives if first], np.int64)
         self.rows = np.full(len(members), NOT_THERE, np.int32)
         self.columns = np.full(len(members), NOT_THERE, np.int32)
         self.keys, self.ends = bytearray(), array("q")
         self.fields = _Fields()
         self.last = b""
         """The key of the last sample; none is empty."""
+        self.last_archive = 0
 
     def add(self, first: int, last: int) -> None:
         """Members ``first`` to ``last``, which follow those that were added before."""
@@ -132,6 +136,9 @@ class _Grouping:
         starts, dots, ends = starts[which], dots[which], ends[which]
         new = ~same_as_before(letters, starts, dots)
         new[0] = letters[starts[0] : dots[0]].tobytes() != self.last
+        archives = np.searchsorted(self.archives, first + which, side="right")
+        new |= np.diff(archives, prepend=self.last_archive) != 0
+        self.last_archive = int(archives[-1])
         self.last = letters[starts[-1] : dots[-1]].tobytes()
         self.rows[first + which] = len(self.ends) - 1 + np.cumsum(new)
         text, column = letters.tobytes(), self.fields
@@ -153,8 +160,7 @@ class _Grouping:
         taken[cells] = True
         if np.count_nonzero(taken) != len(cells):
             self._raise_repeated_field(keys, kept, cells)
-        if (again := keys.first_repeat()) is not None:
-            self._raise_separated_sample(keys, again)
+        self._check_keys(keys)
         offsets = np.full((len(keys), len(fields)), NOT_THERE, np.int64)
         lengths = offsets.copy()
         offsets.reshape(-1)[cells] = members.offsets[kept]
@@ -173,12 +179,19 @@ class _Grouping:
             f"member {self.members.names[number]!r}, number {number:,}): write the archive again with each file once"
         )
 
-    def _raise_separated_sample(self, keys: TextColumn, again: int) -> NoReturn:
-        key, first = keys[again], keys.find(keys[again])
-        raise Corrupt(
-            f"{self.members.path}: key {key!r} is not contiguous: sample {first:,} has it, and sample {again:,} again, "
-            f"with others in between. Sort the files by name before writing the archive"
-        )
+    def _check_keys(self, keys: TextColumn) -> None:
+        """Refuse a key that comes again in the same archive."""
+        bounds = [0, *(np.maximum.accumulate(self.rows)[self.archives - 1] + 1).tolist(), len(keys)]
+        for first, last in pairwise(bounds):
+            mine = keys if last - first == len(keys) else keys.take(np.arange(first, last))
+            again = mine.first_repeat()
+            if again is not None:
+                before = first + next(mine.find_all(mine[again]))
+                raise Corrupt(
+                    f"{self.members.path}: key {mine[again]!r} is not contiguous: sample {before:,} has it, and sample "
+                    f"{first + again:,} again, with others in between. Sort the files by name before writing the "
+                    f"archive"
+                )
 
     def _check_size(self, samples: int, members: int) -> None:
         fields = self.fields.columns

@@ -152,8 +152,8 @@ class Walk:
         self._ahead: bytes | memoryview = b""
         """What the source gave last; empty if it was asked for other bytes since."""
         self._last: _Columns | None = None
-        self._begin = 0
-        """Where this archive begins, of several in one file."""
+        self.begin = 0
+        """Where the archive of the last entry begins, of several in one file."""
         self._extra: dict[bytes, bytes] = {}
         """Path, size and target of the next member, where extended headers give them."""
         self._common: dict[bytes, bytes] = {}
@@ -292,13 +292,13 @@ class Walk:
             at += BLOCK
         if not block.strip(b"\0"):
             return None
-        is_usual = (at - end) % RECORD == 2 * BLOCK or (at - self._begin) % RECORD == 0
+        is_usual = (at - end) % RECORD == 2 * BLOCK or (at - self.begin) % RECORD == 0
         if not (is_usual and len(block) == BLOCK and header.has_checksum(block)):
             raise Corrupt(
                 f"{self._place(end)}: zeros end the archive here, but more follows at offset {at:,}, which is not the "
                 f"beginning of another archive. Bytes were lost or added: fetch it again, or leave it out"
             )
-        self._begin, self._extra, self._common = at, {}, {}
+        self.begin, self._extra, self._common = at, {}, {}
         return at
 
     def _place(self, offset: int) -> str:
@@ -339,8 +339,11 @@ def walk(archive: str | Handle, sizes: WindowSizes = WindowSizes()) -> MemberTab
 
 def _collect_members(source: ArchiveSource) -> MemberTable:
     members, links, found = MemberList(), dict[int, Link](), Walk(source)
-    add = members.add
+    add, begin = members.add, 0
     for name, offset, length, kind, target in found.columns():
+        if found.begin != begin:
+            begin = found.begin
+            members.archives.append(len(members))
         if kind == _FILE:
             add(name, offset, length)
         elif kind in LINKS:
