@@ -396,6 +396,15 @@ def test_surface_betas_are_named_as_such(roots, tmp_path):
         NSD(roots["prepared"], space="nativesurface", prepared=tmp_path / "none")
 
 
+def test_another_space_or_version_is_offered(root):
+    for options, told in (
+        ({"space": "func1mm"}, r"There is no func1mm in .* Pass space='func1pt8mm', or fetch func1mm$"),
+        ({"betas": "b2"}, r"There is no betas_fithrf in .* Pass betas='betas_fithrf_GLMdenoise_RR', or fetch"),
+    ):
+        with pytest.raises(Missing, match=told):
+            NSD(root, **options)
+
+
 def test_empty_folders_are_no_subjects(root):
     for name in ("subj05", "subj07/func1pt8mm/betas_fithrf_GLMdenoise_RR"):
         (root / "nsddata_betas" / "ppdata" / name).mkdir(parents=True)

@@ -111,6 +111,16 @@ def test_a_folder_of_pictures(nsd, tmp_path, name):
         nsd.dataset(("image",), images=tmp_path)
 
 
+def test_no_behaviour_is_explained(root):
+    nsd = NSD(root)
+    os.remove(nsd.layout.responses)
+    with pytest.raises(ConfigError, match=r"columns: no 'rt' without .*responses\.tsv; fetch it"):
+        NSD(root).dataset(("coco", "rt"))
+    with pytest.raises(ConfigError, match=r"where: no column 'iscorrect' without responses\.tsv; fetch it"):
+        NSD(root).dataset(("coco",), where={"iscorrect": 1})
+    assert len(NSD(root).dataset(("coco", "trial"), split="mindeye2/train"))
+
+
 def test_no_pictures_is_explained(root):
     shutil.rmtree(root / "nsddata_stimuli")
     os.remove(root / "coco_images_224_float16.hdf5")

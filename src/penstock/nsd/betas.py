@@ -303,11 +303,21 @@ def why_no_sessions(layout: Layout) -> str:
         inner = os.path.join(here, step)
         if not os.path.isdir(inner):
             names = _names(here)
-            surfaces = [name for name in names if name in SURFACE_SPACES and step == layout.space]
-            advice = f"Betas on surfaces ({', '.join(surfaces)}) are not read" if surfaces else CHECK
+            advice = _instead(layout, step, names)
             return f"{text}. There is no {step} in {here}, which has: {', '.join(names[:12]) or 'nothing'}. {advice}"
         here = inner
     return f"{text}. The folder is there, without sessions; fetch them"
+
+
+def _instead(layout: Layout, step: str, there: Sequence[str]) -> str:
+    """What to do where a space or a version of betas is not there, and others are."""
+    volumes = [name for name in there if name not in SURFACE_SPACES]
+    argument = {layout.space: "space", layout.betas: "betas"}.get(step)
+    if argument and volumes:
+        return f"Pass {argument}={volumes[0]!r}, or fetch {step}"
+    if argument == "space" and there:
+        return f"Betas on surfaces ({', '.join(there)}) are not read"
+    return CHECK
 
 
 def _names(folder: str) -> list[str]:

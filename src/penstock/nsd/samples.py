@@ -306,7 +306,8 @@ def matching(trials: TrialTable, where: Where) -> np.ndarray:
     keep = np.ones(len(trials), bool)
     for name, wanted in where.items():
         if name not in trials:
-            raise ConfigError(f"where: no column {name!r}; the trial table has {', '.join(trials.columns)}")
+            hint = " without responses.tsv; fetch it" if str(name).upper() in BEHAVIOUR else ""
+            raise ConfigError(f"where: no column {name!r}{hint}. The trial table has {', '.join(trials.columns)}")
         values = wanted if isinstance(wanted, list | tuple | set | range | np.ndarray) else [wanted]
         keep &= np.asarray(trials.frame[name].isin(list(values)))
     return keep
