@@ -14,7 +14,7 @@ import zarr
 import lmdb
 import penstock as ps
 from penstock.conversion.estimate import estimate
-from penstock.errors import ConfigError, SchemaMismatch
+from penstock.errors import BudgetExceeded, ConfigError, SchemaMismatch
 from penstock.webdataset import TarWriter
 
 # Releases of zarr-python before 3.1 say that texts are not part of the specification.
@@ -170,6 +170,22 @@ def test_texts_too_large_to_be_held_are_refused(tmp_path, monkeypatch):
     ps.convert(ps.open(tmp_path / "in.tar"), tmp_path / "out.zarr")
     with pytest.raises(ps.errors.LimitExceeded, match=r"no fixed size.*\.tar"):
         ps.open(tmp_path / "out.zarr")
+
+
+@pytest.mark.parametrize("goal", ["out.zarr", "out.h5", "out.parquet"])
+def test_texts_that_a_comparison_holds_count(tmp_path, goal):
+    with TarWriter(str(tmp_path / "in.tar")) as tar:
+        for row in range(200):
+            tar.write({"__key__": f"{row:03d}", "txt": "x" * 50_000})
+    ds = ps.open(tmp_path / "in.tar")
+    with pytest.raises(BudgetExceeded) as plain:
+        ps.convert(ds, tmp_path / goal, memory=1)
+    with pytest.raises(BudgetExceeded, match="held in memory") as compared:
+        ps.convert(ds, tmp_path / goal, memory=plain.value.smallest_bytes, verify="source")
+    assert compared.value.smallest_bytes >= plain.value.smallest_bytes + 2 * 200 * 50_000
+    assert [path.name for path in tmp_path.iterdir()] == ["in.tar"]
+    done = ps.convert(ds, tmp_path / goal, memory=compared.value.smallest_bytes, verify="source")
+    assert done.plan.planned_bytes <= compared.value.smallest_bytes
 
 
 def test_an_estimate_of_texts(tmp_path, source):

@@ -25,6 +25,7 @@ from penstock.conversion.ranges import LEAST_RUN_BYTES
 from penstock.conversion.source import block_rows, chunk_of, index_bytes, is_in_memory, part_store
 from penstock.conversion.values import kind_of_values
 from penstock.dataset.dataset import Dataset
+from penstock.dataset.memory import MOST_BYTES
 from penstock.dataset.store import Store, digest
 from penstock.errors import BudgetExceeded, ConfigError
 from penstock.read.chunk_files import KEPT_CHUNK_BYTES
@@ -54,6 +55,8 @@ INDEX_BYTES = {"tar": 128, "parquet": 0, "lmdb": 288}
 """Measured, with a margin: what knowing the place of each value of a file takes when it is read again."""
 LMDB_VALUE_BYTES = 8192
 """What LMDB holds for a value until its transaction ends, besides the value: two pages."""
+ZARR_BYTES = 16 * MiB
+"""Measured: zarr-python, which reads texts."""
 WORKER_BYTES = 72 * MiB
 """Estimated: what a process that was started for tasks holds before it has one, and its share of the tracker's."""
 LEAST_SHARE = 32 * MiB
@@ -198,6 +201,7 @@ def make_plan(ds: Dataset, goal: str, options: Options, limit_bytes: int, worker
     """Cut the data so that tasks fit; as many at a time as fit, and at most ``workers``."""
     _check(ds, goal, options)
     base = BASE_BYTES + index_bytes(ds) + (ARROW_BYTES if options.format == "parquet" else 0)
+    base += _compare_bytes(ds, options)
     room = limit_bytes - base
     half = room // 2 - WORKER_BYTES - (base - BASE_BYTES)
     share = half if half >= LEAST_SHARE else room
@@ -217,6 +221,14 @@ def make_plan(ds: Dataset, goal: str, options: Options, limit_bytes: int, worker
         goal=goal, options=options, cuts=cuts, fingerprint=ds.fingerprint, limit_bytes=limit_bytes, base_bytes=base,
         workers=max(1, min(fit, tasks, most)), shares=shares,
     )  # fmt: skip
+
+
+def _compare_bytes(ds: Dataset, options: Options) -> int:
+    """What opening the output holds at most where values of no fixed size are held in memory; twice while it opens."""
+    lists = [spec for spec in ds.fields.values() if spec.is_list]
+    if not options.compare or options.format in ("tar", "lmdb") or not lists:
+        return 0
+    return ZARR_BYTES + sum(2 * min(MOST_BYTES, len(ds) * (spec.most_bytes + 8)) for spec in lists)
 
 
 def _by_row(ds: Dataset, name: str, cut: Cut, options: Options, room: int) -> Cut:
@@ -246,12 +258,17 @@ def _cuts_or_refuse(ds: Dataset, goal: str, options: Options, limit_bytes: int, 
         return _cuts(ds, goal, options, limit_bytes - base)
     except TooLittle as found:
         least = found.need_bytes + base
-        why = " Samples are written whole to this format: .zarr, .npy and .h5 take less" * (
-            options.format in SAMPLE_FORMATS
-        )
+        why = ""
+        if options.format in SAMPLE_FORMATS:
+            why += ". Samples are written whole to this format: .zarr, .npy and .h5 take less"
+        if held := _compare_bytes(ds, options):
+            why += (
+                f". To compare the output with the source (verify='source', --verify), texts of {options.format} are "
+                f"held in memory: up to {format_size(held)}. A .tar needs nothing for that"
+            )
         raise BudgetExceeded(
             f"memory={format_size(limit_bytes)} is too small for this conversion: the smallest that works is "
-            f"{format_size(least)} ({least:,} bytes).{why}",
+            f"{format_size(least)} ({least:,} bytes){why}",
             smallest_bytes=least,
         ) from None
 
