@@ -370,3 +370,11 @@ def test_printing(numbered: Any) -> None:
     out = io.StringIO()
     list(wds.WebDataset(numbered([3])).compose(wds.info(fmt="{__key__}", n=2, stream=out)))
     assert out.getvalue().split() == ["000000", "000001"]
+
+
+def test_nothing_where_something_must_come(peer: Any) -> None:
+    for package in (wds, peer):
+        for stage in (package.shardlists.non_empty, package.compat.check_empty):
+            assert list(stage(iter([1, 2]))) == [1, 2]
+            with pytest.raises(ValueError):
+                list(stage(iter([])))

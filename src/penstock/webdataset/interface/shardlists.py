@@ -80,7 +80,9 @@ def non_empty(src: Iterable[Any]) -> Iterator[Any]:
         anything = True
         yield item
     if not anything:
-        raise ConfigError("nothing came through the pipeline, and non_empty makes that an error")
+        raise ConfigError(
+            "nothing came through this stage, which makes that an error; leave it out if nothing may come"
+        )
 
 
 @dataclass
