@@ -172,6 +172,8 @@ def rows_and_columns():
 
 
 METHODS = {
+    "rows in steps of nothing": lambda ds: ds[::0],
+    "rows from a text": lambda ds: ds["a":],
     "gather mean": lambda ds: ds.gather([[0, 1]], mean="no"),
     "gather absent": lambda ds: ds.gather([[0, 1]], absent=True),
     "gather rows": lambda ds: ds.gather([[0.5, 1.7]]),

@@ -1,8 +1,10 @@
 """CRC-32 of the members of zip archives: held against whole members, and by ``verify`` against all."""
 
+import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ import zarr
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.errors import DataError
+from penstock.errors import Corrupt, DataError
+from penstock.formats import zip_table
+from penstock.read.member_sum import MemberSum
 
 VALUES = np.random.default_rng(0).integers(0, 100, (50, 20))
 
@@ -73,12 +77,42 @@ def test_a_document_of_zarr(tmp_path: Path) -> None:
         ps.open(path)
 
 
+def delivered(ds: ps.Dataset, **options: Any) -> tuple[list[tuple[np.ndarray, ...]], ps.Stats]:
+    options = {"memory": "256MiB", "output": "numpy", "columns": tuple(ds.fields)} | options
+    with ps.Loader(ds, batch_size=4, **options) as loader:
+        return [tuple(map(np.copy, batch)) for batch in loader], loader.stats()
+
+
 @pytest.mark.case(50)
-def test_rows_read_in_place_are_said_to_be_unchecked(tmp_path: Path) -> None:
-    with ps.Loader(ps.open(npz(tmp_path)), batch_size=4, memory="64MiB", output="numpy") as loader:
-        for _ in loader:
-            pass
-        assert loader.stats().unverified == 100
+@pytest.mark.parametrize("processes", [0, 2])
+def test_rows_read_in_place_are_compared_before_the_first_one(tmp_path: Path, processes: int) -> None:
+    path = npz(tmp_path)
+    batches, stats = delivered(ps.open(path), processes=processes)
+    assert np.array_equal(np.concatenate([x for x, _ in batches]), VALUES)
+    assert stats.unverified == 0
+    flip(path, "y.npy")
+    ds = ps.open(path)
+    for read in (lambda: ds[0], lambda: pickle.loads(pickle.dumps(ds))[3], lambda: delivered(ds, processes=processes)):
+        with pytest.raises(Corrupt, match=r"a\.npz: y\.npy: its CRC-32 is not the one in the archive"):
+            read()
+    assert np.array_equal(ds.only("x")[:]["x"], VALUES), "the other member is whole"
+    batches, stats = delivered(ds, on_error="skip", processes=processes)
+    assert (batches, stats.left_out_samples) == ([], len(VALUES))
+
+
+@pytest.mark.case(50)
+def test_a_damaged_member_is_summed_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = []
+    monkeypatch.setattr(MemberSum, "_sum", lambda self, handle: sums.append(self.name) or 0)
+    ds = ps.open(npz(tmp_path))
+    assert delivered(ds, on_error="skip", threads=1, processes=0)[1].left_out_samples == len(VALUES)
+    assert len(sums) == 1
+
+
+@pytest.mark.case(50)
+def test_rows_of_large_members_are_said_to_be_unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zip_table, "MOST_BYTES", VALUES.nbytes)  # less than the member, which has a header too
+    assert delivered(ps.open(npz(tmp_path)))[1].unverified == 100
 
 
 @pytest.mark.case(50)

@@ -106,7 +106,7 @@ def npz(folder: Path) -> Path:
     import zipfile
 
     path = folder / "a.npz"
-    np.savez(path, x=np.arange(ROWS))
+    np.savez(path, x=np.arange(ROWS), name=np.array(["a"] * ROWS), none=np.zeros(ROWS, "S0"), rate=30.0)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("notes.json", "{}")
     return path
@@ -132,7 +132,11 @@ CASES: dict[str, tuple[Make, str, dict[str, str]]] = {
     "tiledb": (tiledb, "x", {"name": "of variable length", "maybe": "may be null"}),
     "pictures": (pictures, "image", {"*.txt": "6 files beside"}),
     "a table": (pictures_with_table, "image", {"boxes": "lists of any length"}),
-    "npz": (npz, "x", {"notes.json": "not an array"}),
+    "npz": (
+        npz,
+        "x",
+        {"notes.json": "not an array", "name": "no numbers", "none": "no numbers"},
+    ),
 }
 
 

@@ -91,7 +91,7 @@ def children(pid: int) -> list[int]:
 
 def free_bytes() -> int:
     """Memory that can be taken without swapping: the machine's, or less where a cgroup or a limit allows less."""
-    found = [_machine_free(), cgroups.free_bytes(), *_left_by_limits()]
+    found = [_machine_free(), cgroups.free_bytes(), *_find_rest_of_limits()]
     return min(free for free in found if free is not None)
 
 
@@ -110,7 +110,7 @@ def descriptor_limit() -> int:
     return UNKNOWN_DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
 
 
-def _left_by_limits() -> Iterator[int]:
+def _find_rest_of_limits() -> Iterator[int]:
     """What is left of this process's own limits: of its data (``ulimit -d``) and of its addresses (``ulimit -v``)."""
     if resource is None:
         return

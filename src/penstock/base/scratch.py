@@ -34,7 +34,7 @@ def aligned(bytes_: int) -> int:
 def buffer(bytes_: int) -> np.ndarray:
     """Private, page-aligned memory as uint8, returned to the system with its last view."""
     try:
-        return np.frombuffer(_private(max(1, bytes_)), np.uint8, bytes_)
+        return np.frombuffer(_map_private(max(1, bytes_)), np.uint8, bytes_)
     except OSError as error:
         raise Unavailable(
             f"the system refuses {format_size(bytes_)} of memory: {error.strerror}. Lower memory=, or raise the limit "
@@ -42,7 +42,7 @@ def buffer(bytes_: int) -> np.ndarray:
         ) from error
 
 
-def _private(bytes_: int) -> mmap.mmap:
+def _map_private(bytes_: int) -> mmap.mmap:
     """Memory that a forked child gets a copy of: it must not write into its parent's batches."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, bytes_)

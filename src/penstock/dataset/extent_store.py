@@ -1,6 +1,6 @@
 """Fields whose bytes lie at known places of one file: the store of most formats."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -16,7 +16,8 @@ from penstock.read.chunk_files import table_of_files
 from penstock.read.chunk_groups import SmallChunks
 from penstock.read.chunks import chunk_reader
 from penstock.read.codecs import checked_by
-from penstock.read.extents import Array, Chunks, Extents, Members
+from penstock.read.extents import Array, Chunks, Contiguous, Extents, Members
+from penstock.read.member_sum import PIECE_BYTES, MemberSum
 from penstock.read.members import (
     AdjacentMembers,
     MemberGatherReader,
@@ -114,11 +115,15 @@ class ExtentStore(StoreBase):
 
     def scratch_bytes(self, rows: int) -> int:
         at_once = 0 if self._adjacent is None else self._adjacent.scratch_bytes()
+        if self._members:
+            at_once = max(at_once, PIECE_BYTES)
         apart = max(at_once, *(reader.scratch_bytes(rows) for reader in self._readers.values()))
         return apart + self._files.scratch_bytes
 
     def read(self, rows: np.ndarray, at: np.ndarray, out: Out, share: Share = WHOLE) -> None:
         check_rows(rows, self)
+        if self._members:
+            self._check_members(out)
         at_once: list[str] = []
         if self._adjacent is not None and share[0] == 0:
             at_once = self._adjacent.choose(list(out), len(rows))
@@ -136,6 +141,18 @@ class ExtentStore(StoreBase):
                 reader.read(rows, at, target, share)
             elif share[0] == 0:
                 reader.read(rows, at, target)
+
+    def _check_members(self, names: Iterable[str]) -> None:
+        """Compare members of archives, of which these fields are parts, before their first rows are read."""
+        for name in names:
+            if name in self._members and not self._members[name].is_sound:
+                with self._files.lend(self._arrays[name].file) as handle:
+                    self._members[name].check(handle)
+
+    @cached_property
+    def _members(self) -> Mapping[str, MemberSum]:
+        found = ((name, array) for name, array in self._arrays.items() if isinstance(array, Contiguous))
+        return {name: array.member for name, array in found if array.member is not None}
 
     def _read_mapped(self, rows: np.ndarray, at: np.ndarray, out: Out) -> list[str]:
         """Read the fields that are gathered from one mapping, and return their names; none if it is only one."""
@@ -254,6 +271,7 @@ def _range_path(name: str, reader: _RowReader, rows: int) -> ReadPath:
     return ReadPath(
         name, reader.spec, rows=rows, layout="contiguous", how=how, block_rows=1, amplification=read / wanted,
         stored_bytes=stored, mapped_files=mapped,
+        checked_by="crc32" if isinstance(array, Contiguous) and array.member else "",
     )  # fmt: skip
 
 

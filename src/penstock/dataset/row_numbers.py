@@ -4,13 +4,17 @@ from typing import Any
 
 import numpy as np
 
+from penstock.base.checks import shown
 from penstock.errors import ConfigError, OutOfRange
 
 
 def row_numbers(index: Any, length: int) -> np.ndarray:
     """Row numbers from 0, for rows given in any way; negative numbers count from the end."""
     if isinstance(index, slice):
-        return np.arange(*index.indices(length), dtype=np.int64)
+        try:
+            return np.arange(*index.indices(length), dtype=np.int64)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"rows {shown(index)}: {error}") from None
     rows = np.asarray(index)
     if rows.dtype == bool and rows.shape == (length,):
         return np.flatnonzero(rows)

@@ -19,7 +19,7 @@ from penstock.formats.zip_table import HEADER_BYTES, ZipTable, zip_table
 from penstock.read.extents import Contiguous, Extents
 from penstock.read.kinds import Npy
 from penstock.read.npy import HEADER_BYTES as NPY_HEADER_BYTES
-from penstock.read.npy import is_cut
+from penstock.read.npy import NpyHeader, is_cut
 
 if TYPE_CHECKING:
     from penstock.formats.registry import OpenOptions
@@ -60,14 +60,19 @@ def open_file(path: str, options: "OpenOptions") -> Store:
 
 
 def _choose_arrays(table: ZipTable, options: "OpenOptions") -> list[str]:
-    """All arrays, which must have the same number of rows."""
+    """All arrays of numbers, which must have the same number of rows."""
     found = {}
     for number, full in enumerate(table.names):
         if not full.endswith(".npy"):
             options.leave_out(full, "not an array (.npy)")
+        elif why := _explain_no_numbers(table, number):
+            options.leave_out(full.removesuffix(".npy"), why)
         elif (head := _read_head(table, number)).shape:
             found[full.removesuffix(".npy")] = head.shape[0]
     if not found:
+        for number, full in enumerate(table.names):
+            if full.endswith(".npy"):
+                _read_head(table, number)  # raises what is wrong with it, if anything is
         raise Missing(
             f"{table.file.path}: no array with one row per sample; it has {', '.join(table.names) or 'nothing'}"
         )
@@ -82,10 +87,24 @@ def _find_number(table: ZipTable, name: str) -> int:
     return table.names.index(f"{name}.npy")
 
 
-def _read_head(table: ZipTable, number: int) -> Npy:
+def _explain_no_numbers(table: ZipTable, number: int) -> str:
+    """Why an array cannot be delivered; empty if it holds numbers."""
+    try:
+        header = NpyHeader.parse(_read_first_bytes(table, number))
+    except SchemaMismatch as error:
+        return str(error)
+    except DataError:  # damaged or unsafe, which _read_head tells with the place
+        return ""
+    return "" if header.dtype.kind in "biufc" else f"{header}, no numbers"
+
+
+def _read_first_bytes(table: ZipTable, number: int) -> bytes:
     head = table.read(number, USUAL_HEADER_BYTES)
-    if is_cut(head):
-        head = table.read(number, NPY_HEADER_BYTES)
+    return table.read(number, NPY_HEADER_BYTES) if is_cut(head) else head
+
+
+def _read_head(table: ZipTable, number: int) -> Npy:
+    head = _read_first_bytes(table, number)
     try:
         return Npy.of(head)
     except DataError as error:
@@ -101,8 +120,9 @@ def _locate(table: ZipTable, name: str, number: int) -> Contiguous:
         raise Corrupt(f"{table.file.path}: {table.names[number]}: {error}; fetch the file again") from error
     begin = int(table.offsets[number]) + len(head.head)
     return Contiguous(
-        file=table.file, name=name, stored=head.dtype, shape=head.shape[1:], rows=head.shape[0], offset=begin
-    )
+        file=table.file, name=name, stored=head.dtype, shape=head.shape[1:], rows=head.shape[0], offset=begin,
+        member=table.find_sum(number),
+    )  # fmt: skip
 
 
 def _check_rows(table: ZipTable, name: str, head: Npy) -> None:

@@ -16,6 +16,7 @@ from penstock.errors import Corrupt, DecodeFailed, SourceError, Truncated
 from penstock.files.files import Files
 from penstock.files.mapping import map_file
 from penstock.files.retry import open_for_parser
+from penstock.read.member_sum import MOST_BYTES, MemberSum
 
 STORED = zipfile.ZIP_STORED
 
@@ -49,6 +50,13 @@ class ZipTable:
     """Whether each is compressed or encrypted."""
     sums: np.ndarray
     """The CRC-32 of each, from the directory."""
+
+    def find_sum(self, number: int) -> MemberSum | None:
+        """What a member is compared with before parts of it are read; None if that would take too long."""
+        begin, length = int(self.offsets[number]), int(self.lengths[number])
+        if length > MOST_BYTES:
+            return None
+        return MemberSum(self.names[number], begin, length, int(self.sums[number]))
 
     def read(self, number: int, most: int) -> bytes:
         """A member, or its first ``most`` bytes, decompressed."""

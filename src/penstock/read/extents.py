@@ -16,6 +16,7 @@ from penstock.base.file_id import FileId
 from penstock.base.spec import FieldSpec
 from penstock.base.text_column import TextColumn
 from penstock.errors import Truncated
+from penstock.read.member_sum import MemberSum
 
 CodecId = tuple[str, int]
 """A codec's name and its one parameter (the element width of a shuffle; else 0), as written into an index."""
@@ -61,6 +62,8 @@ class Contiguous(Array):
     """Rows one after another from ``offset`` on, stored as they are."""
 
     offset: int
+    member: MemberSum | None = field(default=None, compare=False)
+    """What covers all rows, if they lie in a member of an archive that is compared."""
 
     def __post_init__(self) -> None:
         end = self.offset + self.rows * self.row_bytes
