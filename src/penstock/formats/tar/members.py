@@ -58,6 +58,6 @@ class MemberList:
             TextColumn(np.frombuffer(self.names, np.uint8), np.frombuffer(self.ends, np.int64)),
             np.frombuffer(self.offsets, np.int64),
             np.frombuffer(self.lengths, np.int64),
-            tuple(self.left_out),
-            tuple(self.archives),
+            left_out=tuple(self.left_out),
+            archives=tuple(self.archives),
         )
