@@ -158,7 +158,8 @@ class Exchange:
             descriptor = sent.readers.slots.descriptor
             assert descriptor is not None
             connection.send(task, descriptor)
-            self._watch(connection)
+            if connection.has_more_to_send or self._by_descriptor.get(connection.descriptor) is not connection:
+                self._watch(connection)
         except (EOFError, OSError):
             connection.process.died(connection.life)
             self._unanswered -= 1
@@ -202,8 +203,9 @@ class Exchange:
         is_alive = True
         try:
             answers = connection.receive()
-            connection.flush()
-            self._watch(connection)
+            if connection.has_more_to_send:
+                connection.flush()
+                self._watch(connection)
         except (EOFError, OSError):
             connection.process.died(connection.life)
             is_alive = False

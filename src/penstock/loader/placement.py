@@ -49,7 +49,7 @@ MOST_PROCESS_BYTES = 512 * MiB
 WORTH_BYTES = 64 * MiB
 
 # Measured: a process with penstock, numpy and the codecs of most formats; and what torch adds.
-PROCESS_BYTES = 26 * MiB
+PROCESS_BYTES = 23 * MiB
 TORCH_BYTES = 160 * MiB
 # Measured: what Python objects take, for each byte of their pickle.
 UNPICKLED_TIMES = 4

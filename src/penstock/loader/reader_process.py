@@ -194,9 +194,10 @@ class ReadServer:
         block = self._block(task, descriptors)
         if task.is_look:
             return ReadAnswer(0.0, 0.0, counters.collect(), not_finite=_not_finite(task, block))
-        batches = [Batch(step=number, slot=slot, rows=task.rows[:0]) for number, slot in enumerate(task.slots)]
+        rows, places = (np.frombuffer(numbers, np.int64).copy() for numbers in (task.rows, task.places))
+        batches = [Batch(step=number, slot=slot, rows=rows[:0]) for number, slot in enumerate(task.slots)]
         read = Read(
-            batches=batches, rows=task.rows, places=task.places, bounds=task.bounds, scattered=task.scattered,
+            batches=batches, rows=rows, places=places, bounds=task.bounds, scattered=task.scattered,
             share=task.share, fields=task.fields,
         )  # fmt: skip
         writer = SlotWriter(self._stores[task.source], block.memory_of, skip=self._skip)
@@ -247,7 +248,7 @@ class _ReadLog(list[tuple[str, Any, int]]):
 
 def _not_finite(task: ReadTask, block: SlotBlock) -> dict[str, dict[int, int]]:
     arrays, first = block.memory_of(task.slots[0])
-    return {name: not_finite(arrays[name][first : first + len(task.rows)]) for name in task.fields or ()}
+    return {name: not_finite(arrays[name][first : first + task.bounds[-1]]) for name in task.fields or ()}
 
 
 def _taken_objects(read: Read, block: SlotBlock) -> dict[str, list[Any]]:

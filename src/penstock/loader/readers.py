@@ -200,7 +200,8 @@ class Readers:
         """A read as it is sent to a process."""
         return ReadTask(
             generation=generation, source=self.number, seed=self.epoch.seed, epoch=self.epoch.number,
-            slots=[batch.slot for batch in read.batches], rows=read.rows, places=read.places, bounds=read.bounds,
+            slots=[batch.slot for batch in read.batches], rows=np.asarray(read.rows, np.int64).tobytes(),
+            places=np.asarray(read.places, np.int64).tobytes(), bounds=read.bounds,
             scattered=read.scattered, share=read.share, fields=read.fields, scratch_bytes=self.scratch_bytes,
             is_watched=counters.is_watched(), is_look=is_look, memory=self._shared,
         )  # fmt: skip

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from penstock.base.counters import Counters
 from penstock.read.pieces import Share
 
@@ -36,8 +34,9 @@ class ReadTask(NamedTuple):
     epoch: int
     slots: Sequence[int]
     """Of the read's batches."""
-    rows: np.ndarray
-    places: np.ndarray
+    rows: bytes
+    """``int64`` numbers as bytes, and so are the places: arrays take four times as long to pickle."""
+    places: bytes
     bounds: Sequence[int]
     scattered: bool
     share: Share
