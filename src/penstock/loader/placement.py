@@ -1,7 +1,7 @@
 """Where reads are done: by threads of the training process, or in processes of a few threads each.
 
 Threads of one process share one interpreter. Beyond a few cores they wait for each other, they slow the training step
-down, and a function of the caller's runs on one core in all. Processes do not, but each holds some 25 MiB.
+down, and a function of the caller's runs on one core in all. Processes do not, but each holds some 23 MiB.
 
 With ``processes="auto"``:
 1. One to three cores, or data that are only copied from memory: threads alone.
