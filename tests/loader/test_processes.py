@@ -425,7 +425,7 @@ def test_an_interrupt_while_a_read_is_repeated_alone(folder: Path, monkeypatch: 
         next(steps)
         os.kill(readers(loader)[0].pid, signal.SIGKILL)
         with monkeypatch.context() as interrupted:
-            interrupted.setattr(connection_module.select, "select", interrupt)
+            interrupted.setattr(connection_module.ReaderConnection, "flush", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 list(steps)
         assert_same(batches(loader), expected[len(expected) // 2 :])

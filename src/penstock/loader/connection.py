@@ -88,22 +88,33 @@ class ReaderConnection:
         self._received += data
         return wire.take_messages(self._received)
 
-    def do_alone(self, task: ReadTask, descriptor: int) -> ReadAnswer:
-        """Have a read done while the process has no other, and wait for it; ``ReaderDied`` if it kills the process."""
-        self.process.restart()
-        try:
-            self._connect()
-            self.unanswered.append(None)  # if an interrupt comes, the process is known to be busy
-            self.send(task, descriptor)
-            answers: list[ReadAnswer] = []
-            while not answers:
-                select.select([self.descriptor], [self.descriptor] if self._to_send else [], [])
-                self.flush()
-                answers = self.receive()
-        except (EOFError, OSError) as error:
-            self.process.died(self.life)
-            self.close()
-            raise ReaderDied("reader processes died while they did this read") from error
+    def do_alone(self, task: ReadTask, descriptor: int, *, deaths: int = 1) -> ReadAnswer:
+        """Have a read done while the process has no other, and wait for it.
+
+        deaths:  ``ReaderDied`` if so many processes, one after another, die of it
+        """
+        for left in reversed(range(deaths)):
+            self.process.restart()
+            try:
+                return self._do_now(task, descriptor)
+            except (EOFError, OSError) as error:
+                self.process.died(self.life)
+                self.close()
+                if not left:
+                    raise ReaderDied("reader processes died while they did this read") from error
+        raise AssertionError("deaths: expected at least one")
+
+    def _do_now(self, task: ReadTask, descriptor: int) -> ReadAnswer:
+        self._connect()
+        self.unanswered.append(None)  # if an interrupt comes, the process is known to be busy
+        self.send(task, descriptor)
+        answers: list[ReadAnswer] = []
+        while not answers:
+            poll = select.poll()
+            poll.register(self.descriptor, select.POLLIN | (select.POLLOUT if self._to_send else 0))
+            poll.poll()
+            self.flush()
+            answers = self.receive()
         self.unanswered.clear()
         return answers[0]
 

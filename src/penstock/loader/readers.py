@@ -34,6 +34,9 @@ _DIED_WAY_OUT = (
     'on_error="skip" leaves such samples out, and processes=0 reads in this process, where a debugger sees it'
 )
 
+# A sample is blamed if so many processes in a row die while they read nothing else: any may die for another reason.
+SAMPLE_DEATHS = 3
+
 # The schedule of a window this large is returned to the system at the end of an epoch, which takes milliseconds.
 TRIM_FROM_ROWS = 10_000
 
@@ -278,8 +281,10 @@ class Readers:
             return
         assert self.slots.descriptor is not None
         some = replace(read, batches=[part.batch], rows=part.rows, places=part.places, bounds=(0, len(part.rows)))
+        deaths = SAMPLE_DEATHS if len(part.rows) == 1 else 1
         try:
-            costs.add(self._take_in(some, connection.do_alone(self.task(some, generation), self.slots.descriptor)))
+            answer = connection.do_alone(self.task(some, generation), self.slots.descriptor, deaths=deaths)
+            costs.add(self._take_in(some, answer))
         except ReaderDied as died:
             if len(part.rows) == 1:
                 self._give_up(part, died)
