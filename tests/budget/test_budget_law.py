@@ -85,16 +85,17 @@ def test_rows_in_blocks(folder: Path, layout: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_a_function_that_allocates(folder: Path, batch_size: int) -> None:
+@pytest.mark.parametrize("function", ["arrays", "tensors"])
+def test_a_function_that_allocates(folder: Path, batch_size: int, function: str) -> None:
     """What a mapped function takes is measured on trial, and planned for."""
-    held = run(folder, "gzip", batch_size=batch_size, memory=None, threads=2, map=True)
+    held = run(folder, "gzip", batch_size=batch_size, memory=None, threads=2, map=function, processes=0)
     assert held["peak"] <= held["limit"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [None, 2 * GIB])
 @pytest.mark.parametrize("job", [{"layout": "contiguous"}, {"layout": "gzip"}, {"layout": "small-chunks"},
-                                 {"layout": "through-h5py"}, {"layout": "gzip", "map": True}], ids=str)  # fmt: skip
+                                 {"layout": "through-h5py"}, {"layout": "gzip", "map": "arrays"}], ids=str)  # fmt: skip
 def test_reader_processes(folder: Path, job: dict[str, Any], memory: int | None) -> None:
     """The whole process tree, with what each process imports and the memory that they share."""
     held = run(folder, **job, batch_size=8, memory=memory, threads=4, processes=2)

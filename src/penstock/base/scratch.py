@@ -13,6 +13,7 @@ import ctypes
 import mmap
 import os
 import threading
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -95,6 +96,19 @@ def trim() -> None:
     """Return freed memory to the system: each thread allocates from its own heap, which would keep it."""
     with suppress(OSError, AttributeError, TypeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
+
+
+# Trimming takes some milliseconds.
+TRIM_EVERY_S = 0.1
+_next_trim = 0.0
+
+
+def trim_now_and_then() -> None:
+    """Trim, at most so often: of tensors, glibc keeps ever more memory that it cannot use again."""
+    global _next_trim
+    if time.monotonic() >= _next_trim:
+        _next_trim = time.monotonic() + TRIM_EVERY_S
+        trim()
 
 
 class _Scratch(threading.local):

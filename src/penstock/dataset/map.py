@@ -3,16 +3,17 @@
 import operator
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
 from penstock.base import sample_rng, torch_threads, user_functions
-from penstock.base.scratch import aligned, borrow
+from penstock.base.scratch import aligned, borrow, trim_now_and_then
 from penstock.base.sizes import KiB
 from penstock.base.spec import Fields, FieldSpec, InFull, row_bytes
+from penstock.base.torch_memory import TensorBytes, count_tensors
 from penstock.dataset.store import Out, StoreBase, Wrapper, describe_rows, digest
 from penstock.errors import PenstockError, SchemaMismatch, TransformFailed
 
@@ -37,6 +38,7 @@ class Mapped(Wrapper):
     TRIAL_ROWS = 2  # with one row, a function that loses the row axis would pass unnoticed
     LARGE_ROW_BYTES = 1024 * KiB  # two larger rows would take more memory than the loader will
     ALLOCATOR_SLACK = 1.5  # the allocator may keep part of what a function frees; measured at 1.3
+    TENSOR_SLACK = 2  # glibc cannot use all of the memory again that tensors leave
 
     def __init__(self, store: StoreBase, function: Callable[..., Any]) -> None:
         super().__init__(store)
@@ -44,6 +46,7 @@ class Mapped(Wrapper):
         rows = self.TRIAL_ROWS if row_bytes(store.fields) < self.LARGE_ROW_BYTES else 1
         rows = min(rows, len(store))
         first = self._first_rows(rows)
+        self._makes_tensors = False
         self._fields, self._own_row_bytes = self._trial(first, rows)
         self._rows_at_once = self._timed(first, rows) if rows else user_functions.NO_LIMIT
 
@@ -75,6 +78,9 @@ class Mapped(Wrapper):
                 made = self._result({name: values[some] for name, values in inputs.items()}, rows[some], scratch)
                 for name, target in out.items():
                     target[at[some]] = self._checked(name, made, rows[some])
+                if self._makes_tensors:
+                    del made
+                    trim_now_and_then()
 
     def _result(self, inputs: dict[str, np.ndarray], rows: np.ndarray, scratch: np.ndarray) -> dict[str, np.ndarray]:
         """The function's result for these rows. If it fails, find the row that it fails for."""
@@ -148,9 +154,9 @@ class Mapped(Wrapper):
     def _trial(self, first: dict[str, np.ndarray], rows: int) -> tuple[Fields, int]:
         """What the function returns, and how much it allocates per row."""
         inputs = self._copied(first, rows)
-        with _Traced() as peak:
+        with _trace() as traced:
             made = self._call(inputs, np.arange(rows))
-            allocated = peak()
+            allocated = self._most_held(*traced())
         for name, values in made.items():
             if values.ndim == 0 or len(values) != rows:
                 raise TransformFailed(
@@ -166,15 +172,20 @@ class Mapped(Wrapper):
                 )
             fields[name] = passed_on.get(id(values)) or FieldSpec(values.dtype, values.shape[1:])
         del made, inputs
-        most = max(self._allocated_again(first, rows, allocated), rows * row_bytes(fields))
-        return fields, _round_up(int(self.ALLOCATOR_SLACK * most / max(1, rows)))
+        most = max(self._allocated_again(first, rows, allocated), self._most_held(rows * row_bytes(fields), 0))
+        return fields, _round_up(most // max(1, rows))
+
+    def _most_held(self, arrays_bytes: int, tensor_bytes: int) -> int:
+        """What the allocator holds at most for a function that allocates this."""
+        self._makes_tensors |= tensor_bytes > 0
+        return int(self.ALLOCATOR_SLACK * arrays_bytes) + self.TENSOR_SLACK * tensor_bytes
 
     def _allocated_again(self, first: dict[str, np.ndarray], rows: int, before: int) -> int:
         """What a second call allocates: the first may import libraries or fill caches, independently of rows."""
         inputs = self._copied(first, rows)
-        with suppress(TransformFailed), _Traced() as peak:  # large rows are not copied: the first call wrote to them
+        with suppress(TransformFailed), _trace() as traced:  # large rows are not copied: the first call wrote to them
             self._call(inputs, np.arange(rows))
-            return min(before, peak())
+            return min(before, self._most_held(*traced()))
         return before
 
     def _timed(self, first: dict[str, np.ndarray], rows: int) -> int:
@@ -260,23 +271,21 @@ def _round_up(bytes_: int) -> int:
     return -(-bytes_ // step) * step
 
 
-class _Traced:
-    """Peak bytes allocated through Python's allocator (numpy's too) inside the ``with``."""
+@contextmanager
+def _trace() -> Iterator[Callable[[], tuple[int, int]]]:
+    """Peak bytes that Python's allocator (numpy's too) and torch's had given out inside the ``with``."""
+    import tracemalloc
 
-    def __enter__(self) -> Callable[[], int]:
-        import tracemalloc
-
-        self.mine = not tracemalloc.is_tracing()
-        if self.mine:
-            tracemalloc.start()
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        return lambda: tracemalloc.get_traced_memory()[1] - before
-
-    def __exit__(self, *_: object) -> None:
-        import tracemalloc
-
-        if self.mine:
+    is_mine, tensors = not tracemalloc.is_tracing(), TensorBytes()
+    if is_mine:
+        tracemalloc.start()
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    try:
+        with count_tensors(tensors):
+            yield lambda: (tracemalloc.get_traced_memory()[1] - before, tensors.peak)
+    finally:
+        if is_mine:
             tracemalloc.stop()
 
 
