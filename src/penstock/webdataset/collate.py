@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.base.sizes import KiB
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatch, Unavailable
 from penstock.loader.segments import SegmentPool
 from penstock.webdataset.pixels import Pixels
 from penstock.webdataset.run import Place
@@ -160,6 +160,7 @@ def _block(value: Any, rows: int, segments: SegmentPool | None) -> Any:
         OSError,
         OverflowError,
         RuntimeError,
+        Unavailable,
         ValueError,
     ):  # the batch size is only an upper limit, and may be huge
         pass
