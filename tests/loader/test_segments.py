@@ -1,5 +1,6 @@
-"""SegmentPool are lent again when nobody can look at them any more, here or in another process, and never before."""
+"""Segments are lent again when nobody can look at them any more, here or in another process, and never before."""
 
+import errno
 import os
 import signal
 import threading
@@ -88,6 +89,17 @@ def send(segments, value):
 
 
 @shared
+@shared
+def test_memory_of_its_own_where_none_can_be_shared(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    lent = SegmentPool(is_shared=True).lend(SIZE)
+    lent[:] = 7
+    assert find_segment(lent.ctypes.data) is None
+
+
 def test_sent_to_a_reader():
     segments = SegmentPool(is_shared=True)
     descriptor = send(segments, 3)

@@ -25,7 +25,6 @@ except ImportError:  # Windows
 
 from penstock.base import stop
 from penstock.base.scratch import buffer, map_shared, shared_buffer
-from penstock.errors import Unavailable
 
 CAN_SHARE = fcntl is not None and hasattr(os, "memfd_create")
 
@@ -137,7 +136,7 @@ class SegmentPool:
             return Segment(buffer(size))
         try:
             segment = Segment(*shared_buffer(size))
-        except Unavailable:  # too many open files: what is sent will be copied
+        except OSError:  # too many open files: what is sent will be copied
             return Segment(buffer(size))
         fcntl.flock(segment.descriptor, fcntl.LOCK_SH)
         _SHARED[segment.address] = segment
