@@ -126,6 +126,8 @@ def prepare(bytes_: int) -> None:
     """Give this thread a scratch block of this size, and forget what was measured before."""
     _scratch.__init__()  # type: ignore[misc]
     _scratch.block = buffer(bytes_)
+    if CAN_RETURN_PAGES:
+        use_large_pages(_scratch.block)
 
 
 def prepared_bytes() -> int:
