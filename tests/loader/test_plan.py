@@ -1,6 +1,7 @@
 """How a budget is spent: laws over many requests, and a few cases worked out by hand."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from penstock.loader.plan import (
     least,
     make_plan,
 )
+from penstock.loader.schedule import divide
 from penstock.loader.slots import BATCH_RECORD_BYTES, BATCH_ROW_BYTES, Slots, slot_bytes
 
 patient = settings(deadline=None)  # a busy machine is no failure
@@ -94,6 +96,10 @@ def test_the_plan_can_run(request, extra):
     assert reads_per_batch * plan.rows_per_read >= plan.batch_rows
     if reads_per_batch > 1:
         assert (reads_per_batch - 1) * plan.rows_per_read < plan.batch_rows, "no read without rows"
+    edges = divide(plan.batch_rows, plan.rows_per_read, plan)
+    sizes = [end - begin for begin, end in pairwise(edges)]
+    assert sum(sizes) == plan.batch_rows
+    assert all(1 <= size <= plan.rows_per_read for size in sizes)
 
 
 @patient
@@ -203,6 +209,13 @@ def test_large_batches_are_shared_between_threads():
     assert plan.rows_per_read == 2
     assert -(-plan.batch_rows // plan.rows_per_read) == 4
     assert plan.batches_per_read == 1
+
+
+def test_the_last_reads_of_a_batch_of_large_rows_are_small():
+    plan = make_plan(request(fields={"image": FieldSpec(np.dtype(np.uint8), (8 * MiB,))}, batch_rows=32, threads=2))
+    assert (plan.rows_per_read, plan.threads) == (8, 2)
+    assert divide(32, 8, plan) == [0, 8, 16, 24, 28, 30, 32]
+    assert divide(32, 8, replace(plan, processes=2)) == [0, 8, 16, 24, 32]
 
 
 def test_small_batches_are_read_together():

@@ -147,11 +147,15 @@ def test_a_worker_that_keeps_what_it_sends() -> None:
 def test_a_worker_that_dies_leaves_what_it_sent() -> None:
     batches = iter(loader(1, wds.DataPipeline(samples).batched(BATCH).with_epoch(10**6)))
     kept = [next(batches) for _ in range(3)]
-    # torch says so in a signal handler: wait for it here, or it comes in the middle of what follows
-    with pytest.raises(RuntimeError, match="killed by signal"):
+
+    def kill_and_wait() -> None:
         os.kill(batches._workers[0].pid, signal.SIGKILL)
         for _ in range(6000):
             time.sleep(0.01)
+
+    # torch says so in a signal handler: wait for it here, or it comes in the middle of what follows
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        kill_and_wait()
     for number, (arrays, tensors, _, _) in enumerate(kept):
         assert arrays[:, 0].tolist() == tensors[:, 0, 0].tolist() == list(range(4 * number, 4 * number + 4))
 

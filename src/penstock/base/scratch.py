@@ -47,8 +47,6 @@ def _map_private(bytes_: int) -> mmap.mmap:
     """Memory that a forked child gets a copy of: it must not write into its parent's batches."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, bytes_)
-    # Pages as the system gives them. Asking for pages of 2 MiB makes filling them 3 % quicker, and the first epoch
-    # up to twice as slow: where memory is full of cached files, the system moves those aside first.
     return mmap.mmap(-1, bytes_, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -58,8 +56,9 @@ def page_bytes(row_bytes: int) -> int:
 
 
 def use_large_pages(memory: np.ndarray) -> None:
-    """Let the system use pages of 2 MiB for memory that was not touched yet."""
-    _advise(memory, mmap.MADV_HUGEPAGE)
+    """Let the system use pages of 2 MiB for memory that was not touched yet, where it has them."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        _advise(memory, mmap.MADV_HUGEPAGE)
 
 
 def return_pages(memory: np.ndarray) -> None:
@@ -126,8 +125,7 @@ def prepare(bytes_: int) -> None:
     """Give this thread a scratch block of this size, and forget what was measured before."""
     _scratch.__init__()  # type: ignore[misc]
     _scratch.block = buffer(bytes_)
-    if CAN_RETURN_PAGES:  # chunks decoded here come an eighth faster; batches are too large for it
-        use_large_pages(_scratch.block)
+    use_large_pages(_scratch.block)  # chunks decoded here come an eighth faster
 
 
 def prepared_bytes() -> int:

