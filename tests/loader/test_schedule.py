@@ -285,6 +285,6 @@ def test_the_first_batch_waits_for_no_others() -> None:
     )  # fmt: skip
     slots = iter(range(partition.steps))
     found = list(reads(Epoch(0, order, partition), make_plan(request), lambda: next(slots)))
-    assert [len(read.batches) for read in found[:11]] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 512]
+    assert [len(read.batches) for read in found[:11]] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 256, 256]
     assert [batch.step for read in found for batch in read.batches] == list(range(partition.steps))
     assert np.concatenate([read.rows for read in found]).tolist() == list(range(len(order)))

@@ -215,6 +215,10 @@ class Steps(ABC):
     def _take(self) -> tuple[Any, int, int]:
         """The next step, how many samples it has, and how many bytes; ``StopIteration`` at the end."""
 
+    def _positions(self) -> dict[str, int]:
+        """Samples that all ranks together have delivered, by dataset."""
+        return {name: stream.position for name, stream in self.streams.items()}
+
     def __iter__(self) -> "Steps":
         return self
 
@@ -229,7 +233,7 @@ class Steps(ABC):
                 if self._why_ended:  # by another thread
                     raise StateMismatch(self._why_ended) from error
                 raise
-            self._position.samples = {name: stream.position for name, stream in self.streams.items()}
+            self._position.samples = self._positions()
             watchers = self._watchers
             watchers.meter.count(samples, bytes_, began)
             if watchers.tuner.is_due(watchers.meter.latest):
@@ -287,7 +291,7 @@ class OneDataset(Steps):
 
     def __init__(self, streams: Mapping[str, DatasetBatches], position: Position, watchers: Watchers) -> None:
         super().__init__(streams, position, watchers)
-        (self._stream,) = streams.values()
+        ((self._name, self._stream),) = streams.items()
 
     @property
     def left(self) -> int:
@@ -298,6 +302,9 @@ class OneDataset(Steps):
             raise StopIteration
         batch, samples = self._stream.deliver()
         return batch, samples, samples * self._stream.row_bytes
+
+    def _positions(self) -> dict[str, int]:
+        return {self._name: self._stream.position}
 
 
 class Together(Steps):

@@ -50,7 +50,7 @@ class Partition:
                 f"rank={self.rank} of world_size={self.world_size}: expected a rank from 0 to world_size - 1"
             )
 
-    @property
+    @cached_property
     def step_samples(self) -> int:
         """Samples in one full step of all ranks together."""
         return self.batch_size * self.world_size

@@ -59,7 +59,7 @@ WINDOW_ROW_BYTES = 80
 
 # A thread that asks for the interpreter's lock may wait 5 milliseconds for it, while the caller takes hundreds of small
 # batches: so many must be ready.
-MOST_BATCHES_PER_READ = 512
+MOST_BATCHES_PER_READ = 256
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

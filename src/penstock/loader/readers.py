@@ -261,7 +261,7 @@ class Readers:
         for number, error in answer.errors.items():
             read.batches[number].error = error.rebuild()
         for number, found in answer.left_out.items():
-            read.batches[number].left_out += [(place, error.rebuild()) for place, error in found]
+            read.batches[number].leave_out(*((place, error.rebuild()) for place, error in found))
         for note in answer.notes:
             counters.note(*note)
         for name, values in (answer.objects or {}).items():
@@ -301,7 +301,7 @@ class Readers:
         row = int(part.rows[0])
         error = WorkerDied(f"{self.store.origin(row)}: {died}: row {row}. {_DIED_WAY_OUT}")
         if self.faults.skip:
-            part.batch.left_out.append((int(part.places[0]), error))
+            part.batch.leave_out((int(part.places[0]), error))
         else:
             part.batch.error = self._killer = error
 
@@ -355,7 +355,7 @@ class Readers:
             if not self.faults.skip:
                 batch.error = errors[0][1]
                 return
-            batch.left_out += errors
+            batch.leave_out(*errors)
             left_out |= found.keys()
 
     def _is_not_finite(self, row: int, name: str, count: int) -> DataError:

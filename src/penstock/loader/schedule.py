@@ -6,8 +6,9 @@ Joined fields whose rows can each be read by itself are deferred, and read batch
 wait for the pictures of its whole window.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,19 +24,30 @@ from penstock.read.pieces import WHOLE, Share
 LAST_READ_BYTES = 16 * MiB
 
 
+_LEAVING_OUT = threading.Lock()
+
+
 @dataclass(slots=True)
 class Batch:
-    """A batch that is being filled: its slot, its rows, and the number of reads still missing."""
+    """A batch that is being filled: its slot, its rows, and the number of reads still missing.
+
+    Hundreds of small ones may be ready, so each is one object for the garbage collector.
+    """
 
     step: int
     slot: int
     rows: np.ndarray
     reads_left: int = 1
     error: BaseException | None = None
-    left_out: list[tuple[int, Exception]] = field(default_factory=list)
+    left_out: Sequence[tuple[int, Exception]] = ()
     """Places of samples that could not be read, and why."""
     not_finite: dict[str, int] | None = None
     """Values that are NaN or infinite, by field, where they were counted and found."""
+
+    def leave_out(self, *found: tuple[int, Exception]) -> None:
+        """Add samples that could not be read. Threads that share a read may do so at the same time."""
+        with _LEAVING_OUT:
+            self.left_out = (*self.left_out, *found)
 
 
 @dataclass(frozen=True)

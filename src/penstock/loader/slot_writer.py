@@ -20,7 +20,8 @@ from penstock.read.pieces import Share
 BAD_INPUT = (DataError, SourceError)
 """Faults of a sample, as opposed to faults of the program."""
 
-SlotMemory = Callable[[int], tuple[dict[str, np.ndarray], int]]
+Arrays = dict[str, np.ndarray]
+SlotMemory = Callable[[int], tuple[Arrays, int]]
 """From a slot's number to the arrays that hold it, and the row of them at which it begins."""
 
 
@@ -50,10 +51,10 @@ class SlotWriter:
     def do(self, read: Read) -> ReadCosts:
         """Do a read, and measure it."""
         began, began_computing = time.perf_counter(), time.thread_time()
-        for first, last in self._groups(read):
+        for first, last, arrays, begins in self._groups(read):
             failed: BaseException | None = None
             try:  # without a call in between: reads are many, and deep
-                self._store.read(*self._arguments(read, first, last))
+                self._store.read(*self._arguments(read, first, last, arrays, begins))
             except BaseException as error:
                 failed = error
             if failed is not None:  # outside of "except": reading again would show this error in every traceback
@@ -74,33 +75,41 @@ class SlotWriter:
         else:
             for number in range(first, last):
                 try:
-                    self._store.read(*self._arguments(read, number, number + 1))
+                    self._read_one(read, number)
                 except BaseException as own:
                     self._record_error(own, read, number, number + 1)
 
-    def _groups(self, read: Read) -> Iterator[tuple[int, int]]:
-        """Batches that one call can fill: in the same arrays and, unless scattered, one after another."""
-        first, before, end = 0, None, 0
+    def _groups(self, read: Read) -> Iterator[tuple[int, int, Arrays, list[int]]]:
+        """Batches that one call can fill: in the same arrays and, unless scattered, one after another.
+
+        The first and the last of them, their arrays, and the row of these at which each begins.
+        """
+        first, before, begins, end = 0, None, [], 0
         for number, batch in enumerate(read.batches):
             arrays, begin = self._memory(batch.slot)
             if before is not None and not (before is arrays and (read.scattered or end == begin)):
-                yield first, number
-                first = number
+                yield first, number, before, begins
+                first, begins = number, []
+            begins.append(begin)
             before, end = arrays, begin + read.bounds[number + 1] - read.bounds[number]
-        yield first, len(read.batches)
+        if before is not None:
+            yield first, len(read.batches), before, begins
 
-    def _arguments(self, read: Read, first: int, last: int) -> tuple[np.ndarray, np.ndarray, Out, Share]:
+    def _arguments(
+        self, read: Read, first: int, last: int, arrays: Arrays, begins: list[int]
+    ) -> tuple[np.ndarray, np.ndarray, Out, Share]:
         """What the store needs to read these batches: rows, places, memory, and the share of a read."""
         bounds = read.bounds[first : last + 1]
         rows, places = read.rows[bounds[0] : bounds[-1]], read.places[bounds[0] : bounds[-1]]
-        arrays, begin = self._memory(read.batches[first].slot)
-        begins: np.ndarray | int = begin
-        if last - first > 1:
-            each = [self._memory(batch.slot)[1] for batch in read.batches[first:last]]
-            begins = np.repeat(np.array(each), np.diff(bounds))
+        offsets = begins[0] if len(begins) == 1 else np.repeat(np.array(begins), np.diff(bounds))
         if read.fields is not None:
             arrays = {name: arrays[name] for name in read.fields}
-        return rows, np.add(places, begins, dtype=np.int64), arrays, read.share
+        return rows, np.add(places, offsets, dtype=np.int64), arrays, read.share
+
+    def _read_one(self, read: Read, number: int) -> None:
+        """Read what belongs to one of the batches."""
+        arrays, begin = self._memory(read.batches[number].slot)
+        self._store.read(*self._arguments(read, number, number + 1, arrays, [begin]))
 
     def _skip_bad(self, part: BatchRows, fields: tuple[str, ...] | None, *, known_bad: bool = False) -> None:
         """Read the samples that can be read, and leave out the others, which are found by halves."""
@@ -114,10 +123,10 @@ class SlotWriter:
         try:
             bounds = (0, len(part.rows))
             again = Read(batches=[part.batch], rows=part.rows, places=part.places, bounds=bounds, fields=fields)
-            self._store.read(*self._arguments(again, 0, 1))
+            self._read_one(again, 0)
         except BAD_INPUT as error:
             if len(part.rows) == 1:
-                part.batch.left_out.append((int(part.places[0]), error))
+                part.batch.leave_out((int(part.places[0]), error))
             else:
                 self._skip_bad(part, fields, known_bad=True)
         except BaseException as error:
