@@ -1,8 +1,9 @@
 """The identity of a file when its metadata was parsed; it is checked whenever the file is read."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from penstock.base.dataclass import dataclass
 from penstock.base.urls import is_remote, lasting_name
 
 

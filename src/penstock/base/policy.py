@@ -4,8 +4,8 @@ They choose between ways of reading that deliver the same bytes, so callers have
 """
 
 import os
-from dataclasses import dataclass
 
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import KiB, MiB
 
 

@@ -1,11 +1,12 @@
 """Frozen values: dtype and shape of a field, where a sample lies, how a field is read, and conversions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.dtypes import numpy_dtype
 from penstock.base.sizes import format_size
 

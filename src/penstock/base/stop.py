@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+
+from penstock.base.dataclass import dataclass
 
 CHECK_EVERY_S = 0.25
 

@@ -22,27 +22,27 @@ BUCKETS = ("s3", "gs", "az")
 """``s3://bucket/key``: Amazon's, Google's and Azure's, where the bucket is called a container."""
 
 SCHEMES = ("http", "https", *BUCKETS, "hf")
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
+# Patterns are compiled when they are first needed, which for paths on this machine is never.
+_SCHEME = r"(?i)[a-z][a-z0-9+.-]+"
 
 # Names of values that are secrets as such, also where they look harmless.
-_SECRET = re.compile(
-    r"x-amz-.*|x-goog-.*|x-ms-.*|awsaccesskeyid|googleaccessid|key-pair-id|policy|expires|sig|signature|se|sp|spr|sr|st"
-    r"|sv|skoid|sktid|skt|ske|sks|skv|.*(token|secret|passw|api_?key|access_?key|credential|auth).*",
-    re.IGNORECASE,
+_PRIVATE = (
+    r"(?i)x-amz-.*|x-goog-.*|x-ms-.*|awsaccesskeyid|googleaccessid|key-pair-id|policy|expires|sig|signature|se|sp|spr"
+    r"|sr|st|sv|skoid|sktid|skt|ske|sks|skv|.*(token|secret|passw|api_?key|access_?key|credential|auth).*"
 )
 
 # How stores sign addresses: names that are there together, and all names that the signature has. The path says which
 # file it is. A name by itself may mean anything: ``st`` and ``policy`` do at other servers.
 _SIGNED = (
-    ({"x-amz-signature", "x-amz-date"}, re.compile(r"x-amz-.*")),
-    ({"x-goog-signature", "x-goog-date"}, re.compile(r"x-goog-.*")),
-    ({"signature", "expires"}, re.compile(r"signature|expires|awsaccesskeyid|googleaccessid|key-pair-id|x-amz-.*")),
-    ({"signature", "policy"}, re.compile(r"signature|policy|key-pair-id")),
-    ({"sig", "sv", "se"}, re.compile(r"sig|s[eprstv]|spr|sip|srt|sdd|ses|sk(oid|tid|t|e|s|v)|scid")),
+    ({"x-amz-signature", "x-amz-date"}, r"x-amz-.*"),
+    ({"x-goog-signature", "x-goog-date"}, r"x-goog-.*"),
+    ({"signature", "expires"}, r"signature|expires|awsaccesskeyid|googleaccessid|key-pair-id|x-amz-.*"),
+    ({"signature", "policy"}, r"signature|policy|key-pair-id"),
+    ({"sig", "sv", "se"}, r"sig|s[eprstv]|spr|sip|srt|sdd|ses|sk(oid|tid|t|e|s|v)|scid"),
 )
-_DIGEST = re.compile(r"#[0-9a-f]{16}")
-_HIDDEN = re.compile(r"([?&])([^=&#]+)=…[0-9a-f]{8}(?=[&#/]|$)")
-_HARMLESS = re.compile(r"[0-9]{1,9}|true|false|raw|main|master", re.IGNORECASE)
+_DIGEST = r"#[0-9a-f]{16}"
+_HIDDEN = r"([?&])([^=&#]+)=…[0-9a-f]{8}(?=[&#/]|$)"
+_HARMLESS = r"(?i)[0-9]{1,9}|true|false|raw|main|master"
 
 
 def is_remote(path: str) -> bool:
@@ -75,7 +75,7 @@ def hub_address(url: str) -> str:
 def scheme_of(path: str) -> str:
     """``http`` of ``http://…``, of any address; empty for a path."""
     scheme, found, _ = path.partition("://")
-    return scheme.lower() if found and _SCHEME.fullmatch(scheme) else ""
+    return scheme.lower() if found and re.fullmatch(_SCHEME, scheme) else ""
 
 
 def shown_name(url: str) -> str:
@@ -107,16 +107,16 @@ def _parse_query(query: str) -> list[tuple[str, str]]:
 def _of_signature(names: set[str]) -> set[str]:
     """The names that belong to the signature of an address, among those of its query."""
     kinds = [of_it for together, of_it in _SIGNED if together <= names]
-    return {name for name in names if any(of_it.fullmatch(name) for of_it in kinds)}
+    return {name for name in names if any(re.fullmatch(of_it, name) for of_it in kinds)}
 
 
 def _without_secret(name: str, value: str, is_of_signature: bool) -> str:
     called = quote(name, errors="surrogateescape")
     if is_of_signature:
         return f"{called}=…"
-    if not value and not _HARMLESS.fullmatch(name):  # a name without a value may be a key
+    if not value and not re.fullmatch(_HARMLESS, name):  # a name without a value may be a key
         return f"…{_digest(name, 8)}"
-    if _HARMLESS.fullmatch(value) and not _SECRET.fullmatch(name):
+    if re.fullmatch(_HARMLESS, value) and not re.fullmatch(_PRIVATE, name):
         return f"{called}={value}"
     return f"{called}=…{_digest(value, 8)}"
 
@@ -127,7 +127,7 @@ def _digest(text: str, digits: int) -> str:
 
 def lasting_name(name: str) -> str:
     """The name that a file keeps when its address is signed anew."""
-    return _DIGEST.sub("", name, count=1) if is_remote(name) and not is_in_bucket(name) else name
+    return re.sub(_DIGEST, "", name, count=1) if is_remote(name) and not is_in_bucket(name) else name
 
 
 def bare_name(name: str) -> str:
@@ -136,9 +136,9 @@ def bare_name(name: str) -> str:
         return name
 
     def without_digest(found: re.Match[str]) -> str:
-        return f"{found[1]}{found[2]}=…" if _SECRET.fullmatch(unquote(found[2])) else found[0]
+        return f"{found[1]}{found[2]}=…" if re.fullmatch(_PRIVATE, unquote(found[2])) else found[0]
 
-    return _HIDDEN.sub(without_digest, lasting_name(name))
+    return re.sub(_HIDDEN, without_digest, lasting_name(name))
 
 
 def secrets_of(url: str) -> list[str]:

@@ -9,12 +9,13 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import penstock
 from penstock.base import counters
+from penstock.base.dataclass import dataclass
 from penstock.base.progress import Progress
 from penstock.base.sizes import format_count, format_size
 from penstock.cli.arguments import add_contender_arguments, add_training_arguments, open_dataset

@@ -4,11 +4,11 @@ import importlib.util
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.progress import Progress
 from penstock.base.sizes import MiB, format_count
 from penstock.dataset.combine import Concat

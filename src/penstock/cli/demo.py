@@ -19,12 +19,12 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any
 
 import penstock as ps
+from penstock.base.dataclass import dataclass
 from penstock.base.progress import Progress
 from penstock.base.sizes import MiB, format_count, format_size, parse_size
 from penstock.cli.arguments import count

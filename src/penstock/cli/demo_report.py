@@ -2,9 +2,9 @@
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from penstock.base.dataclass import dataclass
 from penstock.base.machine import held_bytes
 from penstock.base.sizes import MiB, format_size
 

@@ -5,11 +5,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.base import executors
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import format_size
 from penstock.conversion import hdf5, source, zarr
 from penstock.conversion.compare import compare_task

@@ -12,11 +12,11 @@ Rules:
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import MiB
 from penstock.conversion.values import ValueKind
 

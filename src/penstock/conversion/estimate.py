@@ -4,9 +4,10 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import KiB, MiB, format_size
 from penstock.base.spec import row_bytes
 from penstock.conversion.attempt import Attempt

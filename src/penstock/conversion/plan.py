@@ -7,12 +7,13 @@ not change it, so that one process, four array jobs and a cluster write the same
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 import numpy as np
 
 from penstock.base import policy
+from penstock.base.dataclass import dataclass
 from penstock.base.machine import cores
 from penstock.base.scratch import aligned
 from penstock.base.sizes import KiB, MiB, format_size

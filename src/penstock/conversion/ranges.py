@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import MiB
 from penstock.conversion.cut import Cut
 from penstock.conversion.source import Reader

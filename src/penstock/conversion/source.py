@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.base import scratch
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.spec import IN_MEMORY
 from penstock.base.urls import is_remote

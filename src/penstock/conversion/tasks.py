@@ -1,10 +1,11 @@
 """One task, from reading to the note that it is done: what an engine runs, here or on another machine."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from penstock.base import counters
+from penstock.base.dataclass import dataclass
 from penstock.conversion import hdf5, lmdb, ranges, rows, zarr
 from penstock.conversion.plan import ALL_FIELDS, NUMBERED, ConversionPlan, Task, has_fixed_places
 from penstock.conversion.source import part_store

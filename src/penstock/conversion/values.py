@@ -7,11 +7,11 @@ Parquet have types of their own for them, into which such chunks are unpacked.
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.spec import FieldSpec
 from penstock.errors import ConfigError, SchemaMismatch
 

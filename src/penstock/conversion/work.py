@@ -20,9 +20,9 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConvertFailed
 from penstock.files import locks
 from penstock.files.manifest import Digests

@@ -5,12 +5,13 @@ called directly, with the caller's own memory, so that composition copies nothin
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.spec import Fields, Origin
 from penstock.dataset.store import Branch, Filled, Out, ReadCall, Store, StoreBase, Wrapper, check_rows, digest
 from penstock.errors import ConfigError, OutOfRange, SchemaMismatch

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from penstock.base import checks, html
+from penstock.base import checks
 from penstock.base.dtypes import checked_dtype, is_inexact, is_number, numpy_dtype
 from penstock.base.machine import free_bytes
 from penstock.base.sizes import MiB, format_size
@@ -19,14 +19,12 @@ from penstock.base.torch_worker import fail_worker_on_lost_batch
 from penstock.dataset.combine import Subset
 from penstock.dataset.gather import Gathered
 from penstock.dataset.keys import Keys
-from penstock.dataset.lazy import CHUNK_BYTES, to_dask
 from penstock.dataset.map import EachTransform, Mapped, MappedEach, Transform
 from penstock.dataset.normalize import Normalized
 from penstock.dataset.rewrite import cast_fields, choose_fields, normalize_field, permute_fields, select_part
 from penstock.dataset.row_numbers import row_numbers
 from penstock.dataset.second_pass import Padded, Permuted
 from penstock.dataset.store import Store, StoreBase, as_base
-from penstock.dataset.thumbnails import thumbnails
 from penstock.errors import ConfigError, DataError, LimitExceeded, SourceError
 from penstock.read.convert import convert
 from penstock.read.part import row_part
@@ -286,8 +284,10 @@ class Dataset:
         gathered = Gathered(self._delivered, rows, mean=mean, absent=absent)
         return Dataset(gathered, None, self.left_out, None, self.fields_left_out)
 
-    def to_dask(self, chunk: int | str = CHUNK_BYTES) -> dict[str, Any]:
+    def to_dask(self, chunk: int | str = "64MiB") -> dict[str, Any]:
         """The fields as lazy Dask arrays, rows first, in chunks of about this size, aligned with those of the files."""
+        from penstock.dataset.lazy import to_dask
+
         return to_dask(self, chunk)
 
     def refresh(self) -> "Dataset":
@@ -303,6 +303,9 @@ class Dataset:
         return "\n".join([self._summary(), *fields, *(f"  {line}" for line in self._describe_left_out())])
 
     def _repr_html_(self) -> str:
+        from penstock.base import html
+        from penstock.dataset.thumbnails import thumbnails
+
         lost = "\n".join(self._describe_left_out())
         text = html.paragraph(self._summary()) + html.field_table(self.fields) + thumbnails(self)
         return text + (html.paragraph(lost) if lost else "")

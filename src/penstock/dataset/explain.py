@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from penstock.base import html
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import format_size
 from penstock.base.spec import IN_MEMORY, ReadPath
 from penstock.base.urls import is_remote

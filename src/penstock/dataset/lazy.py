@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.base.requirements import needs
-from penstock.base.sizes import MiB, parse_size
+from penstock.base.sizes import parse_size
 from penstock.dataset.explain import read_paths
 from penstock.errors import ConfigError
 
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
     from penstock.dataset.dataset import Dataset
 
-CHUNK_BYTES = 64 * MiB
-
 ChunkSizes = tuple[tuple[int, ...], ...]
 """The lengths of the chunks along each axis, as Dask writes them."""
 
 
-def to_dask(ds: "Dataset", chunk: int | str = CHUNK_BYTES) -> dict[str, "dask.array.Array"]:
+def to_dask(ds: "Dataset", chunk: int | str) -> dict[str, "dask.array.Array"]:
     """The fields of a dataset as Dask arrays, rows first, in chunks of about ``chunk`` bytes.
 
     A dataset can be sent to Dask's workers if its files can be opened there under the same paths. Texts and other

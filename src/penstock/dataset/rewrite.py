@@ -5,12 +5,13 @@ bytes. Where that store cannot do it while reading, a second pass does it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.spec import Cast
 from penstock.dataset.combine import Columns, Combination, Concat, Joined, Part, Subset
 from penstock.dataset.gather import Gathered

@@ -6,7 +6,7 @@ The rest is here: runs of neighbouring rows, rows on any axis, part of each row.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Self
@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.base import counters
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.scratch import aligned, borrow
 from penstock.base.sizes import MiB

@@ -24,15 +24,16 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from penstock.base import stop
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.sizes import format_size
 from penstock.errors import ConfigError, LimitExceeded, SourceError, Unavailable, Unsafe
 from penstock.files import locks
 
-_ENTRY_NAME = re.compile(r"([0-9a-f]{40})\.(cached|part|lock|sums)")
+_ENTRY_NAME = r"([0-9a-f]{40})\.(cached|part|lock|sums)"
 FOLDER_LOCK = "penstock-cache.lock"
 
 PATIENCE_S = 60.0
@@ -244,7 +245,7 @@ class FileCache:
         used = 0
         with os.scandir(self.folder) as found:
             for entry in list(found):
-                named = _ENTRY_NAME.fullmatch(entry.name)
+                named = re.fullmatch(_ENTRY_NAME, entry.name)
                 if named is None:
                     continue
                 if named[2] == "sums":

@@ -18,12 +18,13 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.scratch import borrow
 from penstock.base.sizes import MOST_FILE_BYTES, KiB, MiB, format_size
 from penstock.base.urls import bare_name, is_remote

@@ -9,7 +9,6 @@ checksum delivers no rows.
 
 import struct
 import zlib
-from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import isfinite, prod
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.base import counters
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.scratch import aligned, borrow
 from penstock.base.sizes import KiB, MiB

@@ -24,8 +24,8 @@ MOST_FILES = 1_000_000
 # Names of a folder that are looked at to suggest what might have been meant.
 LOOKED_AT = 10_000
 
-_NUMBERS = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\Z")
-_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?[0-9]+))?\Z")
+_NUMBERS = r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\Z"
+_LETTERS = r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?[0-9]+))?\Z"
 
 
 def paths_of(
@@ -177,12 +177,12 @@ def _expand_alternatives(pattern: str, begin: int, commas: list[int], end: int) 
     if commas:
         for left, right in zip([begin, *commas], [*commas, end], strict=True):
             yield from expand_braces(pattern[left + 1 : right])
-    elif found := _NUMBERS.match(body):
+    elif found := re.match(_NUMBERS, body):
         first, last, step = found.groups()
         padded = any(re.match(r"-?0[0-9]", each) for each in (first, last))
         width = max(len(first), len(last)) if padded else 0
         yield from (f"{number:0{width}d}" for number in _steps(int(first), int(last), step))
-    elif found := _LETTERS.match(body):
+    elif found := re.match(_LETTERS, body):
         first, last, step = found.groups()
         letters = [at for at in _steps(ord(first), ord(last), None) if chr(at).isalpha()]
         yield from (chr(at) for at in letters[:: abs(int(step or 1)) or 1])

@@ -6,12 +6,13 @@ add theirs by entry point.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from importlib import import_module
 from itertools import chain
 from typing import Any, Literal
 
+from penstock.base.dataclass import dataclass
 from penstock.base.urls import base_name, is_remote
 from penstock.dataset.store import Store
 from penstock.errors import ConfigError, Missing

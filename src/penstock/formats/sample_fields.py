@@ -1,11 +1,12 @@
 """From a table of samples to their fields: what archives and databases of samples share."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.sizes import MiB
 from penstock.errors import DataError, Missing, SchemaMismatch

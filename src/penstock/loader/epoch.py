@@ -6,12 +6,12 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.base import stop
+from penstock.base.dataclass import dataclass
 from penstock.base.fork import ReentrantLock
 from penstock.base.progress import Bar
 from penstock.base.spec import row_bytes

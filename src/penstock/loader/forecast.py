@@ -5,11 +5,12 @@ calculated for rows stored one after another.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from penstock.base import checks, html
+from penstock.base.dataclass import dataclass
 from penstock.base.dtypes import numpy_dtype
 from penstock.base.machine import cores, free_bytes
 from penstock.base.sizes import format_size

@@ -6,11 +6,11 @@ A time follows from (seed, epoch, dataset, position) alone: the positions of all
 every rank and after resuming, in constant time.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.loader.permutation import generator
 
 # Times drawn at a time.

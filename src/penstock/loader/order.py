@@ -7,13 +7,13 @@ Rule 2: memory does not grow with the number of rows (see ``permutation``); an o
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.loader.permutation import draw, permutation
 

@@ -10,13 +10,13 @@ order: Accelerate's ``gather_for_metrics`` cuts off the repeated ones.
 Pure arithmetic: nothing here depends on how many rows there are.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError
 
 Tail = Literal["pad", "drop", "fill"]

@@ -8,11 +8,12 @@ Seeds are never added. Every key is drawn from ``(seed, epoch, purpose)``, so se
 epoch 0.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
 
 import numpy as np
+
+from penstock.base.dataclass import dataclass
 
 # Four rounds already pass the tests of randomness that numpy's own permutation passes; six leave a margin. Small sets,
 # where each round mixes few bits, get more: the extra cost is too small to notice.

@@ -10,11 +10,11 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from penstock.base import fork
+from penstock.base.dataclass import dataclass
 from penstock.base.scratch import aligned, map_shared
 from penstock.dataset.map import Mapped
 from penstock.dataset.store import StoreBase

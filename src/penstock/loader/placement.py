@@ -12,10 +12,11 @@ With ``processes="auto"``:
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.base.machine import cores
 from penstock.base.sizes import MiB, format_size
 from penstock.base.spec import IN_MEMORY, ReadPath, row_bytes

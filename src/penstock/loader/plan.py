@@ -12,9 +12,10 @@ Every reservation has a named holder. Nothing waits for memory while the loader 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import KiB, MiB
 from penstock.base.spec import row_bytes
 from penstock.errors import BudgetExceeded

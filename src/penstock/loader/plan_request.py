@@ -1,8 +1,9 @@
 """What a plan is made for: one dataset, in numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from penstock.base.dataclass import dataclass
 from penstock.base.scratch import CAN_RETURN_PAGES, aligned, page_bytes
 from penstock.base.spec import Fields
 from penstock.base.user_functions import NO_LIMIT

@@ -8,10 +8,10 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.base.checks import shown
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError
 
 Place = tuple[int, int]

@@ -16,7 +16,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,6 +23,7 @@ import numpy as np
 from penstock.base import counters, sample_rng, torch_threads
 from penstock.base import scratch as memory
 from penstock.base import stop as stopping
+from penstock.base.dataclass import dataclass
 from penstock.base.scratch import map_shared
 from penstock.dataset.store import StoreBase
 from penstock.errors import DecodeFailed, PenstockError, WorkerDied

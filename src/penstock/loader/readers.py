@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from queue import Empty, SimpleQueue
 
 import numpy as np
 
 from penstock.base import counters, scratch
 from penstock.base.counters import Counters
+from penstock.base.dataclass import dataclass
 from penstock.base.dtypes import is_inexact
 from penstock.base.sizes import MiB
 from penstock.dataset.store import StoreBase

@@ -9,10 +9,10 @@ WebDataset's workers also hold their shuffle buffer, of samples as they are stor
 their own before they are copied to shared memory, so that a worker holds samples, stack, copy, and one that waits.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import MiB, format_count
 from penstock.errors import ConfigError
 

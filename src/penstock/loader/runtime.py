@@ -9,12 +9,13 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from penstock.base.checks import flag, whole
 from penstock.base.counters import Counters
+from penstock.base.dataclass import dataclass
 from penstock.base.fork import ReentrantLock
 from penstock.base.machine import cores, held_bytes
 from penstock.base.progress import Bar

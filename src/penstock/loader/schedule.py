@@ -8,11 +8,12 @@ wait for the pictures of its whole window.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import MiB
 from penstock.loader.order import InWindows, Order
 from penstock.loader.partition import Partition

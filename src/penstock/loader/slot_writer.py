@@ -5,13 +5,14 @@ The same code runs in threads of the training process and in reader processes.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from penstock.base import counters
 from penstock.base import stop as stopping
 from penstock.base.counters import Counters
+from penstock.base.dataclass import dataclass
 from penstock.dataset.store import Out, StoreBase
 from penstock.errors import DataError, SourceError, WorkerDied
 from penstock.loader.schedule import BatchRows, Read

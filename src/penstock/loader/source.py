@@ -1,12 +1,13 @@
 """One dataset of a loader: its order, this rank's share, its columns, and the memory of its batches."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.base.spec import Origin
 from penstock.dataset.dataset import Dataset, OnError, check_on_error
 from penstock.dataset.explain import codecs, read_paths, unchecked

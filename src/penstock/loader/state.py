@@ -5,10 +5,10 @@ else follows from that and the arguments.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.base.checks import shown
+from penstock.base.dataclass import dataclass
 from penstock.errors import StateMismatch
 from penstock.loader.plan_text import ALONE
 

@@ -3,10 +3,11 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import overload
 
 from penstock.base import html
+from penstock.base.dataclass import dataclass
 from penstock.base.machine import anonymous_and_shared_bytes
 from penstock.base.sizes import MiB, format_count, format_size
 

@@ -7,8 +7,8 @@ was.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from penstock.base.dataclass import dataclass
 from penstock.loader.loader import Loader, runtime_of
 from penstock.loader.plan_text import ALONE
 from penstock.loader.state import Position

@@ -11,7 +11,8 @@ leave cores idle, and then more of them read more. The time that they spend on a
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from penstock.base.dataclass import dataclass
 
 # The least time and number of batches to decide by. The first batch after a change was read before it.
 PERIOD_S = 0.2

@@ -11,7 +11,7 @@ several, or on any ``concurrent.futures.Executor``.
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.base.executors import checked_executor, run
 from penstock.base.machine import cores
 from penstock.base.sizes import MiB

@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.base.executors import run
 from penstock.base.sizes import MiB
 from penstock.base.urls import is_remote

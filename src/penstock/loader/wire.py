@@ -9,10 +9,10 @@ import pickle
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.base.counters import Counters
+from penstock.base.dataclass import dataclass
 from penstock.read.pieces import Share
 
 CAN_SEND_DESCRIPTORS = hasattr(os, "memfd_create") and hasattr(socket, "send_fds")

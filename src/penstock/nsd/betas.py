@@ -4,13 +4,14 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from penstock.base import checks, fork
+from penstock.base.dataclass import dataclass
 from penstock.base.spec import Cast, ReadPath, row_bytes
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.rewrite import cast_fields, select_part

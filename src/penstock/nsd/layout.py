@@ -2,7 +2,8 @@
 
 import os
 import re
-from dataclasses import dataclass
+
+from penstock.base.dataclass import dataclass
 
 SUBJECTS = range(1, 9)
 SESSIONS = {1: 40, 2: 40, 3: 32, 4: 30, 5: 40, 6: 32, 7: 40, 8: 30}

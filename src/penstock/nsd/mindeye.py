@@ -11,13 +11,13 @@ from 0): the rows of its pictures and of its betas.
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Literal
 
 import numpy as np
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.dataset.composition import join
 from penstock.dataset.dataset import Dataset, OnError
 from penstock.errors import ConfigError, Missing

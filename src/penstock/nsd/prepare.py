@@ -11,12 +11,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import format_size
 from penstock.conversion.fill import fill_rows
 from penstock.conversion.work import write_at

@@ -11,11 +11,11 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import KiB
 from penstock.base.urls import is_remote
 from penstock.dataset.dataset import Dataset

@@ -8,13 +8,14 @@ import glob
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.dataset.store import digest
 from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch
 from penstock.files.retry import open_for_parser

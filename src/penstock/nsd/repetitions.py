@@ -1,11 +1,11 @@
 """Trials that show the same picture, and trials before and after. Pure: row numbers of trials in and out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.dataset.gather import NO_ROW
 from penstock.loader.order import Order, Resampled, Rows, Shuffled, check_seed
 from penstock.nsd.layout import REPS

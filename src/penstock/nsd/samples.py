@@ -1,13 +1,14 @@
 """Puts a dataset together: voxels, pictures, columns of the trial table, further arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.base.dtypes import is_float
 from penstock.base.sizes import MiB
 from penstock.dataset.composition import from_arrays

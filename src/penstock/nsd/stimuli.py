@@ -4,12 +4,12 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.base.dtypes import checked_dtype, is_float
 from penstock.base.urls import is_remote
 from penstock.dataset.composition import from_arrays

@@ -3,12 +3,12 @@ memory and time than all else that opening a subject does.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.nsd.libraries import needed
 
 

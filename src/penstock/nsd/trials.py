@@ -8,11 +8,11 @@ trials that it does not have come from the design, without behaviour.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.errors import Corrupt, Missing, SchemaMismatch
 from penstock.nsd.layout import REPS, RUNS, SESSIONS, Layout
 from penstock.nsd.libraries import loadmat

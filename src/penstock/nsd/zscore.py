@@ -1,10 +1,10 @@
 """Means and standard deviations of voxels per group of trials: one bounded pass over the trials they are fitted on."""
 
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import MiB
 from penstock.dataset.composition import from_arrays, join
 from penstock.dataset.dataset import Dataset, OnError

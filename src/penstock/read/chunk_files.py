@@ -6,7 +6,6 @@ exist when it is read, or if the index of its shard has no place for it.
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import NamedTuple, Protocol
@@ -14,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from penstock.base import fork
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.scratch import aligned, borrow
 from penstock.base.spec import without_axis

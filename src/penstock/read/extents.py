@@ -4,7 +4,7 @@ A format's parser makes these; shared readers read them. Nothing here opens a fi
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import prod
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.spec import FieldSpec
 from penstock.base.text_column import TextColumn

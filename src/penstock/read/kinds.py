@@ -6,7 +6,7 @@ are Python objects, one per sample.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from math import prod
 from typing import Any, ClassVar, Protocol
@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from penstock.base import user_functions
+from penstock.base.dataclass import dataclass
 from penstock.base.dtypes import numpy_dtype
 from penstock.base.scratch import aligned, borrow
 from penstock.errors import ConfigError, Corrupt, DecodeFailed, LimitExceeded, PenstockError, SchemaMismatch, Unsafe

@@ -8,13 +8,13 @@ an impossible shape (``Corrupt``), Python objects (``Unsafe``) or values of no b
 import io
 import struct
 import zipfile
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.errors import Corrupt, DecodeFailed, LimitExceeded, PenstockError, SchemaMismatch, Unsafe
 from penstock.files.retry import one_line
 

@@ -6,12 +6,12 @@ more is an error. Nothing here unpickles.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError, DecodeFailed, LimitExceeded
 from penstock.files.retry import one_line
 from penstock.read.npy import decode_npy, decode_npz

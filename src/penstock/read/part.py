@@ -5,7 +5,7 @@ Both say which elements of a row are wanted, in the row's own order, and what sh
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 from math import prod
 from types import EllipsisType
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError
 
 Shape = tuple[int, ...]

@@ -6,8 +6,8 @@ are recognised by their first bytes, never by a name; of anything else this modu
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from penstock.base.dataclass import dataclass
 from penstock.errors import DecodeFailed
 
 

@@ -12,11 +12,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
+from penstock.base.dataclass import dataclass
 from penstock.base.urls import scheme_of
 from penstock.errors import ConfigError, Unavailable
 from penstock.remote.secrets import Secrets

@@ -23,12 +23,12 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from penstock.base import stop
+from penstock.base.dataclass import dataclass
 from penstock.base.urls import shown_name
 from penstock.errors import ConfigError, Unavailable
 from penstock.remote.headers import body_length

@@ -12,11 +12,12 @@ Rules:
 import random
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from penstock.base import checks, stop
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.sizes import MiB
 from penstock.base.urls import hub_address, is_in_bucket, scheme_of, shown_name

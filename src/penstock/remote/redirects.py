@@ -1,8 +1,8 @@
 """Redirects: where a server may redirect a request, and which headers it may take there."""
 
-from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
+from penstock.base.dataclass import dataclass
 from penstock.base.urls import shown_name
 from penstock.errors import ConfigError, Unavailable
 from penstock.remote.private_addresses import is_inside

@@ -5,9 +5,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from penstock.base.dataclass import dataclass
 from penstock.base.machine import children, held_bytes, machine_shared_bytes, mapped_shared_bytes, proportional_bytes
 from penstock.base.scratch import trim
 from penstock.loader.loader import Loader

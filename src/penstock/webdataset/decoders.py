@@ -13,11 +13,11 @@ import copy
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError, DecodeFailed, LimitExceeded, PenstockError, SchemaMismatch, Unsafe
 from penstock.files.retry import one_line
 from penstock.read import objects, pictures

@@ -17,12 +17,12 @@ over many epochs; without it, samples are read over the network.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.base.sizes import format_size, parse_size
 from penstock.base.urls import is_remote, shown_name
 from penstock.dataset.dataset import Dataset, OnError

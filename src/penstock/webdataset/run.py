@@ -9,9 +9,10 @@ import mmap
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError, PenstockError
 from penstock.loader.ranks import group_place, launched
 from penstock.webdataset.handlers import Handler

@@ -10,11 +10,12 @@ they are given out. So a shuffle right behind holds offsets instead of content: 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.text_column import decoded
 from penstock.base.urls import is_remote, shown_name

@@ -7,10 +7,10 @@ another process believes it to be.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.webdataset.run import here
 from penstock.webdataset.shards import Shard

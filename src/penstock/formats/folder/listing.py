@@ -16,11 +16,12 @@ import stat
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.text_column import TextColumn
 from penstock.errors import Corrupt, DataError, Missing, Unavailable, Unsafe

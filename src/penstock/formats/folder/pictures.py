@@ -7,14 +7,15 @@ its order, and its columns are fields. If there are no pictures, the files may b
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.spec import IN_MEMORY, MANIFEST
 from penstock.dataset.combine import Joined, Part

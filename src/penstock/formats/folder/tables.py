@@ -10,11 +10,12 @@ import math
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.spec import Fields, FieldSpec, Origin, ReadPath
 from penstock.base.text_column import TextColumn, decoded
 from penstock.dataset.memory import sample_digest

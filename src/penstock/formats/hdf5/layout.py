@@ -1,12 +1,12 @@
 """Where the rows of an HDF5 dataset are in its file, or why only h5py can read them."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.machine import free_bytes
 from penstock.base.sizes import KiB, MiB, format_size

@@ -13,11 +13,11 @@ The layout is that of LMDB 0.9, as ``mdb.c`` declares it: page headers of 16 byt
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.text_column import TextColumn, decoded
 from penstock.errors import Corrupt, Missing, SchemaMismatch, Truncated
 from penstock.files.handles import Handle

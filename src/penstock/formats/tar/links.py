@@ -10,11 +10,12 @@ bytes of what it leads to. Rules:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from posixpath import dirname, join, normpath
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.text_column import decoded
 from penstock.errors import Corrupt, DataError, Missing, Unsafe
 from penstock.formats.tar.members import MemberTable

@@ -2,10 +2,10 @@
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.text_column import TextColumn
 from penstock.errors import DataError
 

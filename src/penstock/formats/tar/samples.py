@@ -12,12 +12,12 @@ Rules:
 """
 
 from array import array
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.text_column import TextColumn, decoded, ranges, same_as_before
 from penstock.errors import Corrupt, DataError, LimitExceeded

@@ -12,12 +12,12 @@ Rules:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, Protocol
 from zlib import adler32
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.text_column import decoded
 from penstock.errors import ConfigError, Corrupt, LimitExceeded, Truncated

@@ -10,13 +10,14 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.base import counters
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.sizes import MiB
 from penstock.dataset import sliced

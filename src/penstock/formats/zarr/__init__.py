@@ -9,7 +9,7 @@ lost looks the same. An array without any chunk is refused when it is opened.
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.spec import without_axis
 from penstock.base.text_column import TextColumn
 from penstock.dataset.extent_store import ExtentStore

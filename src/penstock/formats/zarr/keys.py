@@ -5,11 +5,11 @@ Paths are joined only here.
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.base.file_id import FileId
 from penstock.base.urls import is_remote
 from penstock.errors import ConfigError, LimitExceeded, Unavailable

@@ -5,11 +5,12 @@ Unknown features are not an error: ``why`` then names the feature, and zarr-pyth
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.dataset.held_values import HOLDS
 from penstock.errors import Corrupt
 from penstock.read.chunk_files import ShardIndex

@@ -5,10 +5,10 @@ The terms of the data forbid redistribution, so tests, demo and benchmarks run o
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.nsd.layout import BETAS, Layout
 from penstock.nsd.synthetic.pictures import write_coco, write_stimuli

@@ -1,8 +1,9 @@
 """How large a synthetic NSD is: from a few hundred kilobytes to a full subject. Numbers only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.nsd.layout import REPS, RUNS, SUBJECTS
 

@@ -2,11 +2,11 @@
 
 import gzip
 import os
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.files.atomic import atomic_write
 from penstock.nsd.layout import Layout
 from penstock.nsd.libraries import needed

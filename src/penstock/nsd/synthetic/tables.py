@@ -2,11 +2,11 @@
 
 import csv
 import os
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.nsd.layout import DESIGN, REPS, RUNS, STIM_INFO, SUBJECTS, Layout
 from penstock.nsd.libraries import savemat
 from penstock.nsd.synthetic.scale import Scale

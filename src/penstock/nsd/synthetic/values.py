@@ -3,11 +3,12 @@
 With a signal, betas also depend on the picture shown, as they do in a brain: something can be learned from them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.nsd.synthetic.scale import Scale
 
 LARGEST = 32767  # int16

@@ -1,11 +1,11 @@
 """Brain mask, regions and noise ceiling of a synthetic subject: smooth blobs."""
 
 import os
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from penstock.base.dataclass import dataclass
 from penstock.nsd.layout import Layout
 from penstock.nsd.libraries import save_nifti
 from penstock.nsd.synthetic.scale import Scale

@@ -6,11 +6,12 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count, islice
 from typing import Any
 
 from penstock.base import checks
+from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.formats.paths import expand_braces
 from penstock.webdataset.dataset import ResampledShards, SimpleShardList
