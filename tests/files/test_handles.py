@@ -12,6 +12,9 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.base import stop
+from penstock.errors import Unavailable
+from penstock.files.files import Files
 
 SESSIONS, ROWS = 64, 6
 SHAPE = (40, 50, 10)  # 40 KB a row: read, not mapped
@@ -151,3 +154,25 @@ def test_in_workers_started_anew(folder: Path, used: ps.Dataset) -> None:
         for worker in batches._workers:  # seen from outside, while they read: one more may be open for a request
             assert open_files(folder, worker.pid) <= max(1, used._options.files.max_open)
     assert sorted(rows) == list(range(SESSIONS * ROWS))
+
+
+def test_a_thread_that_was_asked_to_stop_begins_no_other_read(tmp_path: Path) -> None:
+    """Leaving a loop waits for its threads, and a block may take them hundreds of reads."""
+    np.save(tmp_path / "rows.npy", np.arange(10))
+    flag, seen = stop.Flag(), []
+    files = Files()
+    file = files.identify(str(tmp_path / "rows.npy"))
+
+    def read() -> None:
+        stop.watch(flag)
+        with files.lend(file) as handle:
+            handle.read_into(0, np.empty(8, np.uint8))
+            flag.is_set = True
+            with pytest.raises(Unavailable, match="rows.npy: reading was stopped, because the loop was left"):
+                handle.read_into(0, np.empty(8, np.uint8))
+            seen.append(True)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join(10)
+    assert seen == [True]

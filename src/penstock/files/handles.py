@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.base import counters
+from penstock.base import counters, stop
 from penstock.base.file_id import FileId
 from penstock.base.policy import ReadPolicy
 from penstock.base.scratch import borrow
@@ -182,6 +182,8 @@ class Handle:
 
     def read_into(self, offset: int, *targets: np.ndarray) -> None:
         """Fill ``targets`` (each contiguous) one after another from ``offset`` on; an early end is an error."""
+        if stop.is_asked():  # a loop that is left waits for its threads: they end in the middle of large blocks
+            raise Unavailable(f"{self.file.path}: reading was stopped, because the loop was left")
         views = [target.reshape(-1).view(np.uint8).data for target in targets]
         mine, began = counters.mine(), time.perf_counter()
         wanted = sum(map(len, views))
