@@ -168,7 +168,7 @@ def test_a_thread_that_was_asked_to_stop_begins_no_other_read(tmp_path: Path) ->
         with files.lend(file) as handle:
             handle.read_into(0, np.empty(8, np.uint8))
             flag.is_set = True
-            with pytest.raises(Unavailable, match="rows.npy: reading was stopped, because the loop was left"):
+            with pytest.raises(Unavailable, match=r"rows\.npy: reading was stopped, because the loop was left"):
                 handle.read_into(0, np.empty(8, np.uint8))
             seen.append(True)
 

@@ -53,9 +53,11 @@ def load(state: Mapping[str, Any], identity: Mapping[str, Any], lengths: Mapping
     for name in sorted(expected ^ state.keys(), key=shown):
         raise StateMismatch(f"the state {'lacks' if name in expected else 'has an unknown'} entry {shown(name)}")
     for difference in _differences(state, identity):
+        window = ". Where window= is not given, memory= may decide it" if "window_blocks" in difference else ""
         raise StateMismatch(
-            f"the state was saved for other data or another order: {difference}. Open the same files with the same "
-            f"fields, seed and shuffle{', mode and samples' if several else ''}, or begin anew without the state"
+            f"the state was saved for other data or another order: {difference}{window}. Open the same files with the "
+            f"same fields, seed, shuffle{', mode, samples' if several else ''} and window, or begin anew without the "
+            f"state"
         )
     samples = state["samples"] if several else {ALONE: state["samples"]}
     if not _is_position(state["epoch"], samples, lengths):
