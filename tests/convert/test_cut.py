@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.conversion.cut import TooLittle, Wanted, boxes, cut_field, largest_divisor
+from penstock.conversion.cut import CutRequest, TooLittle, boxes, cut_field, largest_divisor
 
 
 def wanted(rows, shape, block, chunk, shard_bytes=4096, least=1):
-    return Wanted(
+    return CutRequest(
         rows=rows, shape=shape, dtype=np.dtype(np.int16), block_rows=block, source_chunk=chunk, chunk_rows=None,
         shard_bytes=shard_bytes, least_read_bytes=least,
     )  # fmt: skip

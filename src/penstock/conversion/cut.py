@@ -68,10 +68,6 @@ class Cut:
         return (self.chunk_rows, *self.box)
 
     @property
-    def box_bytes(self) -> int:
-        return prod(self.box) * self.dtype.itemsize
-
-    @property
     def bytes(self) -> int:
         """Of all values."""
         return self.rows * prod(self.shape) * self.dtype.itemsize
@@ -91,7 +87,7 @@ class Cut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class CutRequest:
     """What a cut is made for."""
 
     rows: int
@@ -115,22 +111,22 @@ Overhead = Callable[[tuple[int, ...], int, int], int]
 """(box, rows per read, rows per chunk) -> what a task holds besides the values of a read."""
 
 
-def cut_field(wanted: Wanted, room_bytes: int, overhead: Overhead) -> Cut:
+def cut_field(request: CutRequest, room_bytes: int, overhead: Overhead) -> Cut:
     """The cut whose tasks hold at most ``room_bytes`` each; the fewest pieces of a row that do."""
-    least, row_bytes = 0, wanted.dtype.itemsize * min(wanted.block_rows, wanted.rows)
-    for box in boxes(wanted.shape, wanted.source_chunk):
-        if box != wanted.shape and _is_too_small(wanted, box, row_bytes):
+    least, row_bytes = 0, request.dtype.itemsize * min(request.block_rows, request.rows)
+    for box in boxes(request.shape, request.source_chunk):
+        if box != request.shape and _is_too_small(request, box, row_bytes):
             continue
-        cut = _with_box(wanted, box, room_bytes, overhead)
+        cut = _with_box(request, box, room_bytes, overhead)
         if cut.need_bytes <= room_bytes:
             return cut
         least = min(least, cut.need_bytes) if least else cut.need_bytes
     raise TooLittle(least)
 
 
-def _is_too_small(wanted: Wanted, box: tuple[int, ...], row_bytes: int) -> bool:
-    run_bytes = run_values(wanted.shape, box) * wanted.dtype.itemsize
-    return prod(box) * row_bytes < wanted.least_read_bytes or run_bytes < wanted.least_run_bytes
+def _is_too_small(request: CutRequest, box: tuple[int, ...], row_bytes: int) -> bool:
+    run_bytes = run_values(request.shape, box) * request.dtype.itemsize
+    return prod(box) * row_bytes < request.least_read_bytes or run_bytes < request.least_run_bytes
 
 
 def run_values(shape: tuple[int, ...], box: tuple[int, ...]) -> int:
@@ -172,27 +168,28 @@ def boxes(shape: tuple[int, ...], chunk: tuple[int, ...]) -> Iterator[tuple[int,
             yield (*(1,) * axis, step, *chunk[axis + 1 :])
 
 
-def _with_box(wanted: Wanted, box: tuple[int, ...], room_bytes: int, overhead: Overhead) -> Cut:
-    row_bytes = max(1, wanted.largest_row_bytes, prod(wanted.shape) * wanted.dtype.itemsize)
-    box_bytes = max(1, prod(box) * wanted.dtype.itemsize)
-    chunk_rows = wanted.chunk_rows or max(1, min(CHUNK_BYTES, wanted.shard_bytes) // row_bytes)
-    chunk_rows = min(chunk_rows, wanted.rows)
-    block = min(wanted.block_rows, wanted.rows)
-    if block > 1 and wanted.chunk_rows is None:
+def _with_box(request: CutRequest, box: tuple[int, ...], room_bytes: int, overhead: Overhead) -> Cut:
+    row_bytes = max(1, request.largest_row_bytes, prod(request.shape) * request.dtype.itemsize)
+    box_bytes = max(1, prod(box) * request.dtype.itemsize)
+    chunk_rows = request.chunk_rows or max(1, min(CHUNK_BYTES, request.shard_bytes) // row_bytes)
+    chunk_rows = min(chunk_rows, request.rows)
+    block = min(request.block_rows, request.rows)
+    if block > 1 and request.chunk_rows is None:
         chunk_rows = largest_divisor(block, chunk_rows) if chunk_rows < block else chunk_rows // block * block
     step = block * chunk_rows // np.gcd(block, chunk_rows)
-    spare = min(room_bytes - overhead(box, int(step), chunk_rows), READ_BYTES, wanted.shard_bytes)
-    most = -(-wanted.rows // step)
-    least_rows = min(LEAST_READ_ROWS, min(wanted.least_read_bytes, wanted.shard_bytes) // box_bytes)
+    spare = min(room_bytes - overhead(box, int(step), chunk_rows), READ_BYTES, request.shard_bytes)
+    most = -(-request.rows // step)
+    least_rows = min(LEAST_READ_ROWS, min(request.least_read_bytes, request.shard_bytes) // box_bytes)
     least = max(1, min(least_rows // step, most))
     times = max(least, min(spare // (step * box_bytes), most))
     while times > least and _need(box_bytes, int(times * step), chunk_rows, box, overhead) > room_bytes:
         times = max(least, times // 2)
     read_rows = int(times * step)
-    shard_rows = read_rows * max(1, min(wanted.shard_bytes // (read_rows * box_bytes), -(-wanted.rows // read_rows)))
+    shard_rows = read_rows * max(1, min(request.shard_bytes // (read_rows * box_bytes), -(-request.rows // read_rows)))
     return Cut(
-        rows=wanted.rows, shape=wanted.shape, dtype=wanted.dtype, box=box, chunk_rows=chunk_rows, read_rows=read_rows,
-        shard_rows=shard_rows, need_bytes=_need(box_bytes, read_rows, chunk_rows, box, overhead),
+        rows=request.rows, shape=request.shape, dtype=request.dtype, box=box,
+        chunk_rows=chunk_rows, read_rows=read_rows, shard_rows=shard_rows,
+        need_bytes=_need(box_bytes, read_rows, chunk_rows, box, overhead),
     )  # fmt: skip
 
 

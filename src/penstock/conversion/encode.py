@@ -10,7 +10,7 @@ import numpy as np
 from penstock.base.sizes import MiB
 from penstock.conversion.cut import Cut
 from penstock.conversion.values import pack
-from penstock.conversion.work import Output, read_at
+from penstock.conversion.work import OutputFile, read_at
 from penstock.errors import ConfigError, ConvertFailed
 
 LEVELS = {"zstd": 1, "gzip": 1, "blosc": 5}
@@ -77,7 +77,7 @@ def overhead_bytes(chunk_bytes: int) -> int:
 class Shard:
     """Chunks of equal shape, appended in any order."""
 
-    def __init__(self, output: Output, cut: Cut) -> None:
+    def __init__(self, output: OutputFile, cut: Cut) -> None:
         self.output, self.shape, self.chunk = output, cut.shard_shape, cut.chunk_shape
         self._values, self.compresses = cut.values, cut.compression != "none"
         self._encode, self._decode = coder(cut.compression, 1 if cut.values else cut.dtype.itemsize)

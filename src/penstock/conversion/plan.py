@@ -21,7 +21,7 @@ from penstock.base.spec import Fields, row_bytes
 from penstock.base.urls import is_remote
 from penstock.conversion import encode, hdf5, rows
 from penstock.conversion.compression import MOST_SHARE, compressed_share
-from penstock.conversion.cut import SHARD_BYTES, Cut, Overhead, TooLittle, Wanted, cut_field
+from penstock.conversion.cut import SHARD_BYTES, Cut, CutRequest, Overhead, TooLittle, cut_field
 from penstock.conversion.ranges import LEAST_RUN_BYTES
 from penstock.conversion.source import block_rows, chunk_of, index_bytes, is_in_memory, part_store
 from penstock.conversion.values import kind_of_values
@@ -324,7 +324,7 @@ def cut_array(ds: Dataset, name: str, options: Options, room: int) -> Cut:
     spec, store = ds.fields[name], ds.only(name).delivered
     packs = not has_fixed_places(options, ds.fields)
     dtype = np.dtype((np.void, spec.row_bytes)) if spec.is_list else spec.dtype
-    wanted = Wanted(
+    request = CutRequest(
         rows=len(ds), shape=spec.shape, dtype=dtype, block_rows=block_rows(store), source_chunk=chunk_of(store),
         chunk_rows=options.rows_per_chunk if packs else 1, shard_bytes=options.shard_bytes,
         least_run_bytes=0 if packs else LEAST_RUN_BYTES,
@@ -337,7 +337,7 @@ def cut_array(ds: Dataset, name: str, options: Options, room: int) -> Cut:
         writing = encode.overhead_bytes(chunk_bytes) if packs else 2 * MiB
         return aligned(part.scratch_bytes(min(read_rows, len(ds)))) + writing
 
-    cut = cut_field(wanted, room, overhead)
+    cut = cut_field(request, room, overhead)
     if not spec.is_list:
         return cut
     return replace(cut, values=kind_of_values(name, spec, ds.only(name)[:1][name], options.format))
@@ -354,12 +354,12 @@ def has_fixed_places(options: Options, fields: Fields) -> bool:
 def _cut_samples(ds: Dataset, goal: str, options: Options, room: int) -> Cut:
     store, each = ds.delivered, row_bytes(ds.fields)
     several = NUMBERED.search(os.path.basename(goal)) is not None
-    wanted = Wanted(
+    request = CutRequest(
         rows=len(ds), shape=(), dtype=np.dtype((np.void, max(1, each))), block_rows=block_rows(store), source_chunk=(),
         chunk_rows=1, shard_bytes=options.shard_bytes if several else max(1, each) * (len(ds) + 1) * 2,
     )  # fmt: skip
-    rows_per_file = min(len(ds), wanted.shard_bytes // max(1, each))
-    return cut_field(wanted, room, _sample_overhead(store, options.format, rows_per_file))
+    rows_per_file = min(len(ds), request.shard_bytes // max(1, each))
+    return cut_field(request, room, _sample_overhead(store, options.format, rows_per_file))
 
 
 def _sample_overhead(store: Store, kind: str, rows_per_file: int) -> Overhead:

@@ -124,12 +124,12 @@ class Work:
             return {}
 
     @contextmanager
-    def whole(self, name: str) -> Iterator["Output"]:
+    def whole(self, name: str) -> Iterator["OutputFile"]:
         """A file of the data folder to write from beginning to end; it is there when it is whole."""
         path, partial = self.data(name), self.partial(name)
         with writing(path), _removed_on_failure(partial):
             with open(partial, "w+b", buffering=0) as file:
-                yield Output(file)
+                yield OutputFile(file)
                 os.fsync(file.fileno())
             self._make_folders(name)
             os.replace(partial, path)
@@ -200,7 +200,7 @@ def _is_there(work: Work, file: Written) -> bool:
         return False
 
 
-class Output:
+class OutputFile:
     """A file that is written from beginning to end; its blocks are digested on the way."""
 
     def __init__(self, file: BinaryIO) -> None:

@@ -11,7 +11,7 @@ from penstock.conversion.attributes import for_json
 from penstock.conversion.cut import Cut
 from penstock.conversion.encode import BLOSC, LEVELS, Shard, shuffled_bytes
 from penstock.conversion.source import Reader
-from penstock.conversion.work import Output, Work, Written
+from penstock.conversion.work import OutputFile, Work, Written
 from penstock.dataset.held_values import HOLDS
 from penstock.dataset.store import Store
 
@@ -21,7 +21,7 @@ def shard_name(field: str, place: tuple[int, ...]) -> str:
     return "/".join([field, "c", *map(str, place)])
 
 
-def write_shard(output: Output, cut: Cut, store: Store, rows: range, *, verify: bool) -> None:
+def write_shard(output: OutputFile, cut: Cut, store: Store, rows: range, *, verify: bool) -> None:
     """One shard: read by read, chunk by chunk."""
     shard = Shard(output, cut)
     (field,) = store.fields

@@ -48,7 +48,7 @@ class Segment:
         self.memory, self.descriptor = memory, descriptor
         self.number = next(_NUMBERS)
         self.address = int(memory.ctypes.data)
-        self._loan: weakref.ref[_LentMemory] | None = None
+        self._loan: weakref.ref[_LentSegment] | None = None
         if descriptor >= 0:
             weakref.finalize(self, stop.call_in_finalizer, os.close, descriptor).atexit = False
 
@@ -66,7 +66,7 @@ class Segment:
 
     def lend(self, lock: Any = None) -> np.ndarray:
         """Its bytes, of any content, as an array that holds on to ``lock`` too."""
-        loan = _LentMemory(self, lock)
+        loan = _LentSegment(self, lock)
         self._loan = weakref.ref(loan)
         return np.asarray(loan)
 
@@ -77,7 +77,7 @@ class Segment:
         return descriptor
 
 
-class _LentMemory:
+class _LentSegment:
     """The object that numpy regards as the owner of a lent array's memory."""
 
     __slots__ = ("__array_interface__", "__weakref__", "lock", "segment")

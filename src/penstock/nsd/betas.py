@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, DataError, Missing, SchemaMismatch
 from penstock.files.files import Files
 from penstock.formats.nifti import open_stored_volumes
 from penstock.formats.open import open_with
-from penstock.nsd.layout import FIELD, Layout
+from penstock.nsd.layout import FIELD, SubjectLayout
 from penstock.nsd.prepared import stored_numbers
 from penstock.nsd.regions import Voxels
 from penstock.read.part import Mask, RowPart, elements
@@ -55,7 +55,7 @@ class SessionFiles:
         return cls(folder, {int(found[1]): url for found, url in matched if found})
 
     @classmethod
-    def find(cls, layout: Layout) -> "SessionFiles":
+    def find(cls, layout: SubjectLayout) -> "SessionFiles":
         """The files in the release's folder, or else those in the root itself."""
         for folder in (layout.beta_folder, layout.root):
             paths: dict[int, str] = {}
@@ -105,7 +105,7 @@ class Sessions:
                 f"{path}: volumes have shape {spec.shape} and dtype {spec.dtype}; expected numbers with three axes: "
                 f"(trials, Z, Y, X)"
             )
-        return Dataset(Session(made.store)) if made.store.blocks is not None else made
+        return Dataset(SessionStore(made.store)) if made.store.blocks is not None else made
 
     @cached_property
     def _first(self) -> tuple[str, Dataset]:
@@ -172,11 +172,11 @@ class Sessions:
         return self._elements[voxels.key]
 
 
-class Session(Wrapper):
+class SessionStore(Wrapper):
     """A session whose trials can only be read together."""
 
     def rebuild(self, children: Sequence[StoreBase]) -> StoreBase:
-        return Session(children[0])
+        return SessionStore(children[0])
 
     def describe_path(self, path: ReadPath) -> ReadPath:
         return replace(path, remedy=ADVICE)
@@ -188,10 +188,10 @@ class Session(Wrapper):
         return self.store.filled(field, rows, share)
 
     def with_casts(self, casts: Mapping[str, Cast]) -> StoreBase:
-        return Session(cast_fields(self.store, casts))
+        return SessionStore(cast_fields(self.store, casts))
 
     def with_part(self, field: str, part: RowPart) -> StoreBase:
-        return Session(select_part(self.store, field, part))
+        return SessionStore(select_part(self.store, field, part))
 
 
 class HeldSessions(Wrapper):
@@ -287,7 +287,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(parts) or "none"
 
 
-def why_no_sessions(layout: Layout) -> str:
+def why_no_sessions(layout: SubjectLayout) -> str:
     """Why there are no betas, and what there is instead."""
     text = f"no betas of subject {layout.subject}: no betas_sessionNN.hdf5 or .nii.gz in {layout.beta_folder}"
     for folder in (layout.root, layout.beta_folder):
@@ -310,7 +310,7 @@ def why_no_sessions(layout: Layout) -> str:
     return f"{text}. The folder is there, without sessions; fetch them"
 
 
-def _instead(layout: Layout, step: str, there: Sequence[str]) -> str:
+def _instead(layout: SubjectLayout, step: str, there: Sequence[str]) -> str:
     """What to do where a space or a version of betas is not there, and others are."""
     volumes = [name for name in there if name not in SURFACE_SPACES]
     argument = {layout.space: "space", layout.betas: "betas"}.get(step)
@@ -336,7 +336,7 @@ def _root_near(folder: str) -> str | None:
     return next((path for path in near if os.path.isdir(os.path.join(path, "nsddata_betas"))), None)
 
 
-def _has_shards(layout: Layout) -> bool:
+def _has_shards(layout: SubjectLayout) -> bool:
     """Whether MindEye's shards of the subject are in the root, or two folders below, where MindEye publishes them."""
     root, name = glob.escape(layout.root), f"*_{layout.name}_*.tar"
     patterns = (os.path.join(root, *depth, name) for depth in ((), ("*",), ("*", "*")))

@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, Missing
 from penstock.files import locks
 from penstock.files.atomic import atomic_write
 from penstock.files.files import Files
-from penstock.nsd.layout import DESIGN, STIM_INFO, Layout
+from penstock.nsd.layout import DESIGN, STIM_INFO, SubjectLayout
 from penstock.read.saved_chunks import default_folder
 
 PIECE_BYTES = 1 * MiB
@@ -25,7 +25,7 @@ def default_mirror(root: str) -> str:
     return os.path.join(os.path.dirname(default_folder()), "nsd", digest(root))
 
 
-def mirrored(layout: Layout, folder: str, files: Files) -> Layout:
+def mirrored(layout: SubjectLayout, folder: str, files: Files) -> SubjectLayout:
     """The subject's small files copied into ``folder``, and the layout that finds them there."""
     if not layout.root.startswith("s3://"):
         raise ConfigError(f"{layout.root}: expected a folder, or a bucket such as s3://natural-scenes-dataset")
@@ -49,19 +49,19 @@ def mirrored(layout: Layout, folder: str, files: Files) -> Layout:
     return here
 
 
-def sessions(layout: Layout, files: Files) -> list[str]:
+def sessions(layout: SubjectLayout, files: Files) -> list[str]:
     """Addresses of the sessions' HDF5 files."""
     with suppress(Missing):
         return files.remote.listed(address(layout, f"{_inside(layout, layout.beta_folder)}/betas_session*.hdf5"))
     return []
 
 
-def address(layout: Layout, name: str) -> str:
+def address(layout: SubjectLayout, name: str) -> str:
     """The address of a file, given its path in the release."""
     return f"{layout.root.rstrip('/')}/{name.replace(os.sep, '/')}"
 
 
-def _inside(layout: Layout, path: str) -> str:
+def _inside(layout: SubjectLayout, path: str) -> str:
     return os.path.relpath(path, layout.root).replace(os.sep, "/")
 
 

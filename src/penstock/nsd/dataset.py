@@ -11,7 +11,7 @@ from penstock.dataset.composition import join
 from penstock.dataset.dataset import Dataset, Index
 from penstock.errors import BudgetExceeded, ConfigError, DataError
 from penstock.loader.loader import Loader
-from penstock.nsd.layout import Layout
+from penstock.nsd.layout import SubjectLayout
 from penstock.nsd.regions import Voxels
 from penstock.nsd.repetitions import OneOfEach
 from penstock.nsd.window import windowed_loader
@@ -58,7 +58,7 @@ class NSDDataset(Dataset):
         from penstock.nsd.subject import NSD
 
         folder = checks.path("fmri_dir", fmri_dir)
-        layout = Layout.of_folder(folder)
+        layout = SubjectLayout.of_folder(folder)
         if layout.root != folder and subject not in (None, layout.subject):
             raise ConfigError(f"subject={subject}: but {folder} is a folder of subject {layout.subject}")
         of_subject: dict[str, Any] = {"space": layout.space, "betas": layout.betas}
@@ -78,10 +78,10 @@ class NSDDataset(Dataset):
     def _fill(self, samples: "Samples", left_out: Sequence[DataError]) -> None:
         made = join(**samples.parts())
         super().__init__(made.store, made.casts, left_out, made.axes, made.fields_left_out)
-        self.columns = samples.wanted.columns
+        self.columns = samples.request.columns
         self.table = samples.table()
         """The same as ``trials``, as plain arrays."""
-        self.voxels: Voxels | None = samples.wanted.voxels
+        self.voxels: Voxels | None = samples.request.voxels
         """Which voxels, in the order in which they come; None for whole volumes."""
         self._lines = samples.lines_of_samples()
         self._trials_on_disk = len(samples.choice.everything)

@@ -32,7 +32,7 @@ COCO_224 = "coco_images_224_float16.hdf5"
 
 
 @dataclass(frozen=True)
-class Layout:
+class SubjectLayout:
     """The files of one subject under one root."""
 
     root: str
@@ -41,7 +41,7 @@ class Layout:
     betas: str
 
     @classmethod
-    def of_folder(cls, folder: str) -> "Layout":
+    def of_folder(cls, folder: str) -> "SubjectLayout":
         """Of a root, or of a folder of betas in one: ``…/nsddata_betas/ppdata/subj01/func1pt8mm/betas_fithrf``."""
         names = os.path.normpath(folder).split(os.sep)
         if names[-5:-3] == ["nsddata_betas", "ppdata"] and (found := re.fullmatch(r"subj0(\d)", names[-3])):

@@ -113,7 +113,7 @@ def get_dataloaders(
     ``meta_url`` are for shards.
     """
     _check_options(options)
-    wanted = mindeye.Wanted(
+    request = mindeye.MindEyeRequest(
         batch_size=batch_size, val_batch_size=val_batch_size, to_tuple=to_tuple, image_var=image_var,
         num_train=num_train, num_val=num_val, seed=seed, local_rank=local_rank, world_size=world_size, memory=memory,
         image_size=image_size, on_error=on_error, device=device,
@@ -127,7 +127,7 @@ def get_dataloaders(
         files = remote_files(cache_dir or None, None, None, max_open=most_open)
         if shards is not None:
             train_url, val_url = train_url or shards.train, val_url or shards.test
-        return mindeye.shard_loaders(wanted, train_url, val_url, meta_url, voxels_key, files)
+        return mindeye.shard_loaders(request, train_url, val_url, meta_url, voxels_key, files)
     assert folder is not None
     try:
         nsd = NSD(folder, subj, **_popped(options, OF_SUBJECT))
@@ -135,24 +135,24 @@ def get_dataloaders(
         if shards is not None or backend == "hdf5":
             raise
         raise Missing(f"{error}; and {_no_shards(folder, subj)}") from None
-    return _release_loaders(wanted, nsd, "mindeye1" if split is None else split, _region(nsd, voxels_key, options))
+    return _release_loaders(request, nsd, "mindeye1" if split is None else split, _region(nsd, voxels_key, options))
 
 
 def _release_loaders(
-    wanted: mindeye.Wanted, nsd: NSD, split: str, options: Mapping[str, Any]
+    request: mindeye.MindEyeRequest, nsd: NSD, split: str, options: Mapping[str, Any]
 ) -> tuple[Loader, Loader, int, int]:
     """The loaders of the release, with samples as they are in shards, and how many samples they have."""
     if not isinstance(split, str) or "/" in split:
         raise ConfigError(f"split={split!r}: expected the name of a split alone, such as 'mindeye2', for both loaders")
     options = {
-        "reps": "stack", "zscore": "session" if "voxels" in wanted.columns else None, "dtype": "float16",
-        "on_error": wanted.on_error, "images": Pictures(size=wanted.image_size, dtype="float32"), **options,
+        "reps": "stack", "zscore": "session" if "voxels" in request.columns else None, "dtype": "float16",
+        "on_error": request.on_error, "images": Pictures(size=request.image_size, dtype="float32"), **options,
     }  # fmt: skip
-    train, val = (_as_shards(nsd, wanted, f"{split}/{part}", options) for part in ("train", "test"))
+    train, val = (_as_shards(nsd, request, f"{split}/{part}", options) for part in ("train", "test"))
     opening = opening_bytes(len(nsd.table))
-    train_dl, val_dl = wanted.loaders(train, val, make=windowed_loader, set_aside=opening)
-    num_train = len(train) if wanted.num_train is None else wanted.num_train
-    return train_dl, val_dl, num_train, len(val) if wanted.num_val is None else wanted.num_val
+    train_dl, val_dl = request.loaders(train, val, make=windowed_loader, set_aside=opening)
+    num_train = len(train) if request.num_train is None else request.num_train
+    return train_dl, val_dl, num_train, len(val) if request.num_val is None else request.num_val
 
 
 def _popped(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -208,9 +208,9 @@ def _chosen(backend: str, root: str | None, subject: int, train_url: Any, shards
     return backend
 
 
-def _as_shards(nsd: NSD, wanted: mindeye.Wanted, split: str, options: Mapping[str, Any]) -> Dataset:
+def _as_shards(nsd: NSD, request: mindeye.MindEyeRequest, split: str, options: Mapping[str, Any]) -> Dataset:
     """A part of the release with the columns of shards, where numbers have an axis of their own."""
-    sources = {name: "image" if name == wanted.image_var else ALIASES.get(name, name) for name in wanted.columns}
+    sources = {name: "image" if name == request.image_var else ALIASES.get(name, name) for name in request.columns}
     ds: NSDDataset = nsd.dataset(tuple(dict.fromkeys(sources.values())), split=split, **options)
     parts: dict[str, Any] = {}
     for name, source in sources.items():

@@ -36,7 +36,7 @@ HEADER_BYTES = 128
 
 
 @dataclass(frozen=True)
-class Job:
+class PrepareRequest:
     """Which copies to make."""
 
     stored: Sessions
@@ -63,51 +63,52 @@ class Job:
         return self.stored.files.paths.get(session, "").endswith(".nii.gz")
 
 
-def prepare(job: Job, progress: Report) -> str:
+def prepare(request: PrepareRequest, progress: Report) -> str:
     """Make the copies that do not exist yet; return their folder."""
-    folder = os.path.dirname(job.path)
-    if job.missing():
+    folder = os.path.dirname(request.path)
+    if request.missing():
         _make_folder(folder)
-        with _locked(job.path) as descriptor:
-            _copy(job, descriptor, progress)
+        with _locked(request.path) as descriptor:
+            _copy(request, descriptor, progress)
     return folder
 
 
-def _copy(job: Job, descriptor: int, progress: Report) -> None:
-    todo = job.missing()
+def _copy(request: PrepareRequest, descriptor: int, progress: Report) -> None:
+    todo = request.missing()
     if not todo:  # another process made them meanwhile
         return
-    file = _File(job, todo, descriptor)
+    file = _File(request, todo, descriptor)
     each = file.trials * file.row_bytes
-    _check_room(job.path, each * sum(session not in file.entries for session in todo))
-    with _explained(job.path, file):
+    _check_room(request.path, each * sum(session not in file.entries for session in todo))
+    with _explained(request.path, file):
         first_rows = file.make_room(todo)
         for done, session in enumerate(todo):
-            rows = job.stored.chosen(session, job.voxels)
+            rows = request.stored.chosen(session, request.voxels)
 
             def report(bytes_: int, before: int = done * each) -> None:
                 progress(before + bytes_, len(todo) * each)
 
             file.fill(session, rows, first_rows[session], report)
-            source = job.stored.files.paths[session]
-            about = {"source": fingerprint(source, job.prepared.files), "made of": os.path.basename(source)}
-            file.add(session, {**about, "reversed": job.stored.reversed, "first": first_rows[session]})
-            _remove_own_file(job.prepared, job.key, session)
+            source = request.stored.files.paths[session]
+            about = {"source": fingerprint(source, request.prepared.files), "made of": os.path.basename(source)}
+            file.add(session, {**about, "reversed": request.stored.reversed, "first": first_rows[session]})
+            _remove_own_file(request.prepared, request.key, session)
 
 
 class _File:
     """The file of all sessions, while nobody else writes to it. What its note lists is whole."""
 
-    def __init__(self, job: Job, todo: Sequence[int], descriptor: int) -> None:
-        self.job, self.descriptor, self.path = job, descriptor, job.path
-        self.note = job.prepared.path(job.key, SUBJECT, ".json")
-        spec = job.stored.chosen(todo[0], job.voxels).fields[FIELD]
-        self.trials, self.dtype, self.shape, self.row_bytes = job.stored.trials, spec.dtype, spec.shape, spec.row_bytes
-        self.entries: dict[int, dict[str, Any]] = job.prepared.entries(job.key, SUBJECT)
-        others = {entry.get("of", job.prepared.of) for entry in self.entries.values()} - {job.prepared.of}
+    def __init__(self, request: PrepareRequest, todo: Sequence[int], descriptor: int) -> None:
+        self.request, self.descriptor, self.path = request, descriptor, request.path
+        self.note = request.prepared.path(request.key, SUBJECT, ".json")
+        spec = request.stored.chosen(todo[0], request.voxels).fields[FIELD]
+        self.dtype, self.shape, self.row_bytes = spec.dtype, spec.shape, spec.row_bytes
+        self.trials = request.stored.trials
+        self.entries: dict[int, dict[str, Any]] = request.prepared.entries(request.key, SUBJECT)
+        others = {entry.get("of", request.prepared.of) for entry in self.entries.values()} - {request.prepared.of}
         if others:
             raise ConfigError(
-                f"{self.path}: holds copies of {', '.join(others)}; name another folder for {job.prepared.of}: "
+                f"{self.path}: holds copies of {', '.join(others)}; name another folder for {request.prepared.of}: "
                 f"NSD(…, prepared=folder)"
             )
         self.offset = self._check_header() if self.entries else HEADER_BYTES
@@ -144,7 +145,7 @@ class _File:
 
     def fill(self, session: int, rows: Dataset, first: int, report: Callable[[int], None]) -> None:
         """Write the trials of a session, from this row on."""
-        if rows.store.blocks is not None and self.job.is_one_stream(session):
+        if rows.store.blocks is not None and self.request.is_one_stream(session):
             goal = np.memmap(
                 self.path, self.dtype, mode="r+", offset=self._place(first), shape=(len(rows), *self.shape)
             )
@@ -152,13 +153,13 @@ class _File:
             goal.flush()
             report(len(rows) * self.row_bytes)
         else:
-            fill_rows(rows, self.path, self._place(first), limit_bytes=self.job.limit_bytes, report=report)
+            fill_rows(rows, self.path, self._place(first), limit_bytes=self.request.limit_bytes, report=report)
 
     def add(self, session: int, entry: dict[str, Any]) -> None:
         """Note a session as whole, once it is on the disk."""
         os.fsync(self.descriptor)
-        voxels = "all" if self.job.voxels is None else self.job.voxels.name
-        about = {"of": self.job.prepared.of, "trials": self.trials, "voxels": voxels}
+        voxels = "all" if self.request.voxels is None else self.request.voxels.name
+        about = {"of": self.request.prepared.of, "trials": self.trials, "voxels": voxels}
         self._write_note({**self.entries, session: {**entry, **about}})
 
     def cut(self) -> None:

@@ -19,7 +19,7 @@ from penstock.base.dataclass import dataclass
 from penstock.dataset.store import digest
 from penstock.errors import ConfigError, Corrupt, Missing, SchemaMismatch
 from penstock.files.retry import open_for_parser
-from penstock.nsd.layout import Layout
+from penstock.nsd.layout import SubjectLayout
 from penstock.nsd.libraries import load_nifti, nifti_shape
 from penstock.nsd.parsed import parsed
 
@@ -87,7 +87,7 @@ class _Found:
     source: str
 
 
-def find_voxels(layout: Layout, region: Region, min_ncsnr: float | None, order: Order) -> Voxels | None:
+def find_voxels(layout: SubjectLayout, region: Region, min_ncsnr: float | None, order: Order) -> Voxels | None:
     """The voxels of a region; None for the whole volume."""
     if order not in ("nifti", "hdf5"):
         raise ConfigError(f'voxel_order={order!r}: expected "nifti" or "hdf5"')
@@ -111,7 +111,7 @@ def find_voxels(layout: Layout, region: Region, min_ncsnr: float | None, order: 
     return Voxels(name, (x, y, z), index, found.source)
 
 
-def _above_ceiling(layout: Layout, found: _Found | None, least: float) -> _Found:
+def _above_ceiling(layout: SubjectLayout, found: _Found | None, least: float) -> _Found:
     if isinstance(least, bool) or not isinstance(least, int | float | np.number):
         raise ConfigError(f"min_ncsnr={checks.shown(least)}: expected a number, such as 0.2")
     if not os.path.isfile(layout.noise_ceiling):
@@ -126,7 +126,7 @@ def _above_ceiling(layout: Layout, found: _Found | None, least: float) -> _Found
     return _Found(found.mask & good, found.source)
 
 
-def volume_shape(layout: Layout) -> tuple[int, ...] | None:
+def volume_shape(layout: SubjectLayout) -> tuple[int, ...] | None:
     """X, Y, Z of any volume of the subject; None where there is no volume."""
     for path in (layout.brainmask, *sorted(glob.glob(os.path.join(glob.escape(layout.regions), "*.nii.gz")))):
         if os.path.isfile(path):
@@ -149,7 +149,7 @@ def _compact(volume: np.ndarray) -> np.ndarray:
     return labels if np.array_equal(labels, volume) else volume
 
 
-def _load(layout: Layout, path: str) -> np.ndarray:
+def _load(layout: SubjectLayout, path: str) -> np.ndarray:
     """The labels in a region's file, which must be of the subject's own space."""
     volume = _values(path)
     if os.path.isfile(layout.brainmask) and volume.shape != (expected := _shape(layout.brainmask)):
@@ -160,7 +160,7 @@ def _load(layout: Layout, path: str) -> np.ndarray:
     return volume
 
 
-def region_names(layout: Layout) -> dict[str, tuple[str, ...]]:
+def region_names(layout: SubjectLayout) -> dict[str, tuple[str, ...]]:
     """Every region with a file, and the names of its labels."""
     paths = sorted(glob.glob(os.path.join(glob.escape(layout.regions), "*.nii.gz")))
     files = [os.path.basename(path).removesuffix(".nii.gz") for path in paths]
@@ -175,7 +175,7 @@ def _name(region: Region) -> str:
     return "+".join(_name(each) for each in (() if region is None else region))
 
 
-def _find(layout: Layout, region: Any) -> _Found:
+def _find(layout: SubjectLayout, region: Any) -> _Found:
     if isinstance(region, str | os.PathLike):
         return _named(layout, os.fspath(region), is_path=not isinstance(region, str))
     if isinstance(region, list | tuple) or (isinstance(region, np.ndarray) and region.dtype.kind == "U"):
@@ -205,7 +205,7 @@ def _find(layout: Layout, region: Any) -> _Found:
     return _Found(mask, "a mask")
 
 
-def _named(layout: Layout, name: str, *, is_path: bool) -> _Found:
+def _named(layout: SubjectLayout, name: str, *, is_path: bool) -> _Found:
     """A file, a region, region:label, or a label alone."""
     if os.path.isfile(name):
         return _Found(_load(layout, name) > 0, name)
@@ -224,7 +224,7 @@ def _named(layout: Layout, name: str, *, is_path: bool) -> _Found:
     raise _no_region(layout, name)
 
 
-def _files(layout: Layout, region: str) -> list[str]:
+def _files(layout: SubjectLayout, region: str) -> list[str]:
     """The file of a region, or those of its hemispheres; none where there is no such region."""
 
     def path(name: str) -> str:
@@ -242,13 +242,13 @@ def _files(layout: Layout, region: str) -> list[str]:
     return [] if absent else halves
 
 
-def _is_half(layout: Layout, region: str) -> bool:
+def _is_half(layout: SubjectLayout, region: str) -> bool:
     """Whether only one hemisphere of a region is there."""
     there = [os.path.isfile(os.path.join(layout.regions, f"{side}{region}.nii.gz")) for side in ("", *HEMISPHERES)]
     return not there[0] and there[1] != there[2]
 
 
-def _labelled(layout: Layout, files: Sequence[str], numbers: Sequence[int] | None) -> _Found:
+def _labelled(layout: SubjectLayout, files: Sequence[str], numbers: Sequence[int] | None) -> _Found:
     """These labels of a region, or all of them; hemispheres are united."""
     masks, sources = [], []
     for path in files:
@@ -262,7 +262,7 @@ def _labelled(layout: Layout, files: Sequence[str], numbers: Sequence[int] | Non
     return _Found(np.asarray(np.stack(masks).any(axis=0)), "; ".join(sources))
 
 
-def _by_label(layout: Layout, name: str) -> _Found:
+def _by_label(layout: SubjectLayout, name: str) -> _Found:
     """A label alone, of whichever region has it; ``lh.V1`` is that of one hemisphere."""
     side = next((side for side in HEMISPHERES if name.startswith(side)), "")
     label = name.removeprefix(side)
@@ -280,7 +280,7 @@ def _by_label(layout: Layout, name: str) -> _Found:
     return found[0]
 
 
-def _no_region(layout: Layout, name: str) -> Missing:
+def _no_region(layout: SubjectLayout, name: str) -> Missing:
     found = region_names(layout)
     if not found:
         return Missing(
@@ -298,7 +298,7 @@ def _no_region(layout: Layout, name: str) -> Missing:
     )
 
 
-def _numbers(layout: Layout, region: str, label: str) -> list[int]:
+def _numbers(layout: SubjectLayout, region: str, label: str) -> list[int]:
     """Numbers of a label by its name, or else by its number: names may be digits too (area 4 of HCP_MMP1 is 8)."""
     labels = _labels(layout, region)
     if found := _matching(labels, label):
@@ -317,7 +317,7 @@ def _matching(labels: dict[int, str], name: str) -> list[int]:
     return exact or [number for number, label in labels.items() if label in {f"{name}{half}" for half in HALVES}]
 
 
-def _labels(layout: Layout, region: str) -> dict[int, str]:
+def _labels(layout: SubjectLayout, region: str) -> dict[int, str]:
     """Label numbers -> label names."""
     plain = region.removeprefix("lh.").removeprefix("rh.")
     for path in layout.label_tables(plain):

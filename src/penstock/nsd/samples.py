@@ -57,7 +57,7 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Wanted:
+class SampleRequest:
     """How samples are made; see ``NSD.dataset``."""
 
     columns: tuple[str, ...]
@@ -99,17 +99,17 @@ class Wanted:
 class Samples:
     """One dataset in the making."""
 
-    def __init__(self, nsd: "NSD", stored: Sessions, choice: Choice, wanted: Wanted) -> None:
-        self.nsd, self.stored, self.choice, self.wanted = nsd, stored, choice, wanted
+    def __init__(self, nsd: "NSD", stored: Sessions, choice: Choice, request: SampleRequest) -> None:
+        self.nsd, self.stored, self.choice, self.request = nsd, stored, choice, request
         self.trials = choice.trials
         self.lines: np.ndarray | None = None
         """(pictures, most): the trials of each, where samples are made of pictures."""
         self.rows = choice.rows
         """The trial that stands for each sample."""
-        if wanted.reps != "single":
+        if request.reps != "single":
             self.lines = by_picture(self.trials["stim_id"], choice.rows)
             self._count_trials(self.lines)
-            self.rows = choice.rows if wanted.reps == "random" else self.lines[:, 0]
+            self.rows = choice.rows if request.reps == "random" else self.lines[:, 0]
 
     def _count_trials(self, lines: np.ndarray) -> None:
         """Let ``n_reps`` count the trials that samples are made of, not all that are on disk."""
@@ -120,7 +120,7 @@ class Samples:
 
     def parts(self) -> dict[str, Any]:
         """Column -> what ``join`` takes."""
-        return {name: self._part(name, ALIASES.get(name, name)) for name in self.wanted.columns}
+        return {name: self._part(name, ALIASES.get(name, name)) for name in self.request.columns}
 
     def table(self) -> TrialTable:
         """The trial table of the samples."""
@@ -128,17 +128,17 @@ class Samples:
 
     def lines_of_samples(self) -> np.ndarray | None:
         """For ``reps="random"``: (pictures, most), the samples that show each picture."""
-        if self.wanted.reps != "random" or self.lines is None:
+        if self.request.reps != "random" or self.lines is None:
             return None
         return np.where(self.lines == NO_ROW, NO_ROW, np.searchsorted(self.rows, self.lines))
 
     def _part(self, column: str, name: str) -> Any:
-        if name in OF_VOXELS and (name == "voxels" or self.wanted.context[name == "future_voxels"]):
+        if name in OF_VOXELS and (name == "voxels" or self.request.context[name == "future_voxels"]):
             return self._as_xyz(self._voxels(name))
         if name == "image":
             return self._pictures()
-        if name in self.wanted.extra:
-            return find_extra(name, self.wanted.extra[name], self._stimuli)
+        if name in self.request.extra:
+            return find_extra(name, self.request.extra[name], self._stimuli)
         if name in behaviour.FIELDS:
             return self._behaviour[name]
         if name in self.trials:
@@ -146,7 +146,7 @@ class Samples:
         hint = " without context=(past, future)" if name in OF_VOXELS else ""
         if name.upper() in BEHAVIOUR:
             hint = f" without {self.nsd.layout.responses}; fetch it"
-        known = ("voxels", "image", "coco", *self.trials.columns, *behaviour.FIELDS, *self.wanted.extra)
+        known = ("voxels", "image", "coco", *self.trials.columns, *behaviour.FIELDS, *self.request.extra)
         near = checks.nearest(column, known)
         way = f" Did you mean {near!r}?" if near and not hint else ""
         raise ConfigError(f"columns: no {column!r}{hint}.{way} There are {', '.join(dict.fromkeys(known))}")
@@ -161,7 +161,7 @@ class Samples:
         return behaviour.behaviour(self.nsd.all_trials(), self.trials["global_trial"][self.rows])
 
     def _pictures(self) -> tuple[Dataset, np.ndarray]:
-        wanted = self.wanted.pictures
+        wanted = self.request.pictures
         if wanted.source is None and self.nsd.stimuli is not None:
             wanted = replace(wanted, source=self.nsd.stimuli)
         found = find_pictures(self.nsd.layout, wanted, self.stored.handles)
@@ -176,17 +176,17 @@ class Samples:
 
     def _voxels(self, name: str) -> Dataset:
         if name != "voxels":
-            around = neighbours(self.trials["session"], self.rows, *self.wanted.context)
+            around = neighbours(self.trials["session"], self.rows, *self.request.context)
             return self._base.gather(around[name == "future_voxels"], absent="zeros")
         if self.lines is None:
             return self._base if len(self.rows) == len(self._base) else self._base.select(self.rows)
         base, lines = self._trials_of_pictures()
-        if self.wanted.reps == "random":
+        if self.request.reps == "random":
             return base if len(self.rows) == len(base) else base.select(self.rows)
-        if self.wanted.reps == "stack":
-            return base.gather(stacked(lines, self.wanted.padding))
+        if self.request.reps == "stack":
+            return base.gather(stacked(lines, self.request.padding))
         means = base.gather(lines, mean=True)
-        return self._normalized_means(means) if self.wanted.zscore_when == "after" else means
+        return self._normalized_means(means) if self.request.zscore_when == "after" else means
 
     def _trials_of_pictures(self) -> tuple[Dataset, np.ndarray]:
         """The trials that show the pictures, and which of them show each one.
@@ -204,7 +204,7 @@ class Samples:
     @cached_property
     def _stored(self) -> Dataset:
         """A row per trial of the chosen sessions, as stored."""
-        return self.nsd.betas(self.wanted.voxels, self.choice.sessions, stored=self.stored)
+        return self.nsd.betas(self.request.voxels, self.choice.sessions, stored=self.stored)
 
     @cached_property
     def _base(self) -> Dataset:
@@ -215,29 +215,29 @@ class Samples:
 
         Both are computed while a batch is filled: whole numbers are what is stored, and kept in memory.
         """
-        stored, dtype = base.fields[FIELD].dtype, self.wanted.dtype
-        if self.wanted.zscore is None or self.wanted.zscore_when == "after":
+        stored, dtype = base.fields[FIELD].dtype, self.request.dtype
+        if self.request.zscore is None or self.request.zscore_when == "after":
             if dtype.kind in "iu":
                 if not np.can_cast(stored, dtype):
                     raise ConfigError(f"dtype={dtype}: cannot hold all values of {stored}, as which voxels are stored")
                 return base if dtype == stored else base.cast(FIELD, dtype)
-            dtype = dtype if self.wanted.zscore is None else np.dtype(np.float32)
+            dtype = dtype if self.request.zscore is None else np.dtype(np.float32)
             return base.cast(FIELD, dtype, divisor=SCALE if stored.kind in "iu" else 1)
-        groups = self._groups(self.wanted.zscore)
+        groups = self._groups(self.request.zscore)
         moments = self._moments(groups)
         return base.normalize(FIELD, moments.mean, moments.spread, groups[rows], dtype)
 
     def _moments(self, groups: np.ndarray) -> zscore.Moments:
         """Of the groups that are used."""
         used = np.unique(groups[self.choice.rows])
-        fitted_on = self.wanted.fitted_on[np.isin(groups[self.wanted.fitted_on], used)]
+        fitted_on = self.request.fitted_on[np.isin(groups[self.request.fitted_on], used)]
         moments = self._fitted(self._stored, fitted_on, groups)
         self._check_fitted(moments, used, groups)
         return moments
 
     def _normalized_means(self, means: Dataset) -> Dataset:
         """Means of pictures as z-scores, fitted on the means of the pictures for fitting, as brain-diffuser does."""
-        lines = by_picture(self.trials["stim_id"], self.wanted.fitted_on)
+        lines = by_picture(self.trials["stim_id"], self.request.fitted_on)
         if not len(lines):
             raise ConfigError('zscore="train": there is no trial to fit it on; pass zscore_fit="all", or booleans')
         if self._base.store.blocks is None:
@@ -245,14 +245,14 @@ class Samples:
             moments = self._fitted(fitted_on, np.arange(len(lines)), np.zeros(len(lines), np.int64), ddof=1)
         else:
             moments = self._fitted_means(lines)
-        return means.normalize(FIELD, moments.mean, moments.spread, np.zeros(len(means), np.int64), self.wanted.dtype)
+        return means.normalize(FIELD, moments.mean, moments.spread, np.zeros(len(means), np.int64), self.request.dtype)
 
     def _check_fitted(self, moments: zscore.Moments, used: np.ndarray, groups: np.ndarray) -> None:
         unfitted = used[moments.counts[used] == 0]
         if len(unfitted):
             session, run = (self.trials[name][groups == unfitted[0]][0] for name in ("session", "run"))
             raise ConfigError(
-                f"zscore={self.wanted.zscore!r}: nothing to fit it on for {len(unfitted)} of {len(used)}, the first "
+                f"zscore={self.request.zscore!r}: nothing to fit it on for {len(unfitted)} of {len(used)}, the first "
                 f"being that of session {session}, run {run}: the trials chosen for fitting have "
                 f'none there. Pass zscore_fit="all", or booleans of your own'
             )
@@ -266,7 +266,7 @@ class Samples:
 
     def _fitted(self, base: Dataset, rows: np.ndarray, groups: np.ndarray, ddof: int = 0) -> zscore.Moments:
         key = digest(base.fingerprint, digest(rows.tobytes()), digest(groups.tobytes()), ddof)
-        fit = partial(zscore.fit, base, rows, groups, memory=FIT_MEMORY, ddof=ddof, on_error=self.wanted.on_error)
+        fit = partial(zscore.fit, base, rows, groups, memory=FIT_MEMORY, ddof=ddof, on_error=self.request.on_error)
         return self._fitted_once(key, fit)
 
     def _fitted_once(self, key: str, fit: Callable[[], zscore.Moments]) -> zscore.Moments:
@@ -282,11 +282,11 @@ class Samples:
         pictures[lines[used]] = np.repeat(np.arange(len(lines)), used.sum(axis=1))
         key = digest("means", self._base.fingerprint, digest(pictures.tobytes()))
         fit = partial(zscore.fit_means, self._base, pictures, memory=FIT_MEMORY // 2, passes=self.stored.passes)
-        return self._fitted_once(key, partial(fit, on_error=self.wanted.on_error))
+        return self._fitted_once(key, partial(fit, on_error=self.request.on_error))
 
     def _as_xyz(self, part: Dataset) -> Dataset:
         """Volumes as (X, Y, Z), which are stored as (Z, Y, X); a view, in a loader's batches."""
-        if self.wanted.voxels is not None or not self.nsd.stored_reversed:
+        if self.request.voxels is not None or not self.nsd.stored_reversed:
             return part
         axes = len(part.fields[FIELD].shape)
         return part.permute(FIELD, *range(axes - 3), axes - 1, axes - 2, axes - 3)

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, Corrupt, Missing, Unavailable
 from penstock.files.files import Files
 from penstock.files.retry import open_for_parser
 from penstock.formats.open import open, open_with
-from penstock.nsd.layout import COCO_224, Layout
+from penstock.nsd.layout import COCO_224, SubjectLayout
 from penstock.nsd.libraries import needed
 
 BRICK, SMALL = "imgBrick", "images"
@@ -61,7 +61,7 @@ class Found:
     path: str
 
 
-def find_pictures(layout: Layout, wanted: Pictures, files: Files) -> Found:
+def find_pictures(layout: SubjectLayout, wanted: Pictures, files: Files) -> Found:
     """The pictures, with the size and dtype asked for."""
     path = _source(layout) if wanted.source is None else os.fspath(wanted.source)
     if os.path.isdir(path):
@@ -74,7 +74,7 @@ def find_pictures(layout: Layout, wanted: Pictures, files: Files) -> Found:
     return Found(_converted(pictures, wanted), rows, path)
 
 
-def _source(layout: Layout) -> str:
+def _source(layout: SubjectLayout) -> str:
     looked = [layout.stimuli, os.path.join(layout.root, os.path.basename(layout.stimuli))]
     looked.append(os.path.join(layout.root, COCO_224))
     for path in looked:

@@ -20,12 +20,12 @@ from penstock.formats.paths import make_absolute
 from penstock.nsd import bucket
 from penstock.nsd.betas import SessionFiles, Sessions, chosen_sessions, ranges, why_no_sessions
 from penstock.nsd.dataset import COLUMNS, NSDDataset
-from penstock.nsd.layout import BETAS, STIMULI, SUBJECTS, Layout
-from penstock.nsd.prepare import Job, prepare
+from penstock.nsd.layout import BETAS, STIMULI, SUBJECTS, SubjectLayout
+from penstock.nsd.prepare import PrepareRequest, prepare
 from penstock.nsd.prepared import Copies, Copy, Prepared, one_file
 from penstock.nsd.regions import Order, Region, Voxels, find_voxels, region_names, volume_shape
 from penstock.nsd.repetitions import Padding, Reps
-from penstock.nsd.samples import Choice, Samples, Wanted, Where, booleans, matching
+from penstock.nsd.samples import Choice, SampleRequest, Samples, Where, booleans, matching
 from penstock.nsd.splits import choose, fitting, needs_design
 from penstock.nsd.stimuli import Pictures
 from penstock.nsd.table import TrialTable
@@ -63,7 +63,7 @@ class NSD:
     ) -> None:
         subject = checks.whole("subject", subject, least=1, most=len(SUBJECTS))
         place = make_absolute(checks.path("root", root))
-        if (inner := Layout.of_folder(place)).root != place:
+        if (inner := SubjectLayout.of_folder(place)).root != place:
             raise ConfigError(
                 f"root={place!r}: is the folder of one version of betas. Pass NSD({inner.root!r}, {inner.subject}, "
                 f"{inner.space!r}, {inner.betas!r}), or NSDDataset with this folder"
@@ -71,7 +71,7 @@ class NSD:
         for argument, name in (("space", space), ("betas", betas)):
             if not isinstance(name, str):
                 raise ConfigError(f"{argument}={checks.shown(name)}: expected the name of a folder of the release")
-        self.layout = Layout(place, subject, space, BETAS.get(betas, betas))
+        self.layout = SubjectLayout(place, subject, space, BETAS.get(betas, betas))
         self.stimuli: str | None = None
         """The address of the pictures, in a bucket."""
         self._remote, self._cache_dir = remote, None if cache_dir is None else os.path.abspath(cache_dir)
@@ -94,7 +94,7 @@ class NSD:
         self.moments: dict[str, Moments] = {}
         """The z-scores fitted so far: training and validation share them."""
 
-    def _in_bucket(self, files: Files) -> tuple[SessionFiles, Layout]:
+    def _in_bucket(self, files: Files) -> tuple[SessionFiles, SubjectLayout]:
         layout = self.layout
         found = SessionFiles.listed(layout.beta_folder, bucket.sessions(layout, files))
         if not found.paths:
@@ -290,13 +290,13 @@ class NSD:
         if check_on_error(on_error) == "skip":
             chosen, left_out = self._openable(chosen, voxels, stored)
         choice = self._choice(chosen, split, checks.whole("split_seed", split_seed), where)
-        wanted = Wanted(
+        request = SampleRequest(
             columns=tuple(columns), voxels=voxels, reps=reps, padding=stack_padding, context=context, zscore=zscore,
             zscore_when=zscore_when, fitted_on=self._fitted_on(zscore_fit, zscore, split, split_seed, choice),
             dtype=checked_dtype(dtype, argument="dtype"), extra={} if extra is None else extra, on_error=on_error,
             pictures=images if isinstance(images, Pictures) else Pictures(images),
         )  # fmt: skip
-        return NSDDataset.of(Samples(self, stored, choice, wanted), left_out)
+        return NSDDataset.of(Samples(self, stored, choice, request), left_out)
 
     def _openable(
         self, sessions: Sequence[int], voxels: Voxels | None, stored: Sessions
@@ -331,9 +331,9 @@ class NSD:
         sources stay the same. Returns the folder; ``progress`` is called with the bytes done and the bytes in all.
         """
         voxels = self.voxels(roi, min_ncsnr=min_ncsnr, order=voxel_order)
-        wanted = chosen_sessions(sessions, list(self._files.paths), self._files.folder)
-        job = Job(self._stored(), self._prepared, voxels, wanted, parse_size(memory, argument="memory"))
-        return prepare(job, progress)
+        chosen = chosen_sessions(sessions, list(self._files.paths), self._files.folder)
+        request = PrepareRequest(self._stored(), self._prepared, voxels, chosen, parse_size(memory, argument="memory"))
+        return prepare(request, progress)
 
     def _choice(self, sessions: Sequence[int], split: Any, seed: int, where: Where) -> Choice:
         """The trials that are asked for, among those of the chosen sessions."""
@@ -385,11 +385,11 @@ def subjects(root: str | os.PathLike[str], space: str = "func1pt8mm", betas: str
     place = make_absolute(checks.path("root", root))
     if not os.path.isdir(place):
         raise Missing(f"{place}: no such folder; expected the folder of a release on this machine")
-    layouts = [Layout(place, subject, space, BETAS.get(betas, betas)) for subject in SUBJECTS]
+    layouts = [SubjectLayout(place, subject, space, BETAS.get(betas, betas)) for subject in SUBJECTS]
     return [each.subject for each in layouts if _has_sessions(each)]
 
 
-def _has_sessions(layout: Layout) -> bool:
+def _has_sessions(layout: SubjectLayout) -> bool:
     files = SessionFiles.find(layout)
     return bool(files.paths and files.folder != layout.root) or bool(
         Prepared(layout.prepared, layout.version).sessions()

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.base.dataclass import dataclass
 from penstock.errors import Corrupt, Missing, SchemaMismatch
-from penstock.nsd.layout import REPS, RUNS, SESSIONS, Layout
+from penstock.nsd.layout import REPS, RUNS, SESSIONS, SubjectLayout
 from penstock.nsd.libraries import loadmat
 from penstock.nsd.parsed import Columns, parsed
 from penstock.nsd.table import TrialTable
@@ -36,7 +36,7 @@ SHARED = 1000
 class Sources:
     """The three files of one subject, as far as they exist."""
 
-    layout: Layout
+    layout: SubjectLayout
 
     @cached_property
     def design(self) -> Columns | None:

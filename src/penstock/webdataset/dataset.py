@@ -21,7 +21,7 @@ from penstock.webdataset.samples import Reading, Sample, read_samples
 from penstock.webdataset.shards import MAX_SHARDS, Shard, expand
 from penstock.webdataset.shuffle import shuffle_samples
 from penstock.webdataset.splitting import single_node_only, split_by_worker
-from penstock.webdataset.stage import Source, Stage
+from penstock.webdataset.stage import FirstStage, Stage
 
 if TYPE_CHECKING:
     from penstock.remote.ranges import RemoteOptions
@@ -31,7 +31,7 @@ Splitter = Callable[[Iterable[Shard]], Iterable[Shard]]
 DEFAULT_SHARD_SHUFFLE = 100
 
 
-class SimpleShardList(Source):
+class SimpleShardList(FirstStage):
     """Shards in the order they are named, or in that of ``seed``; True stands for another order in each epoch."""
 
     def __init__(self, urls: Any, seed: int | None = None) -> None:
@@ -59,7 +59,7 @@ class SimpleShardList(Source):
 _lists_made = count()
 
 
-class ResampledShards(Source):
+class ResampledShards(FirstStage):
     """Shards drawn with replacement, for ever (or ``nshards`` times): others in each epoch, rank and worker.
 
     urls:          as for ``WebDataset``

@@ -73,17 +73,17 @@ def get_dataloaders(
     be opened and samples that cannot be read. With ``device="cuda"``, batches are on that device. The description of
     this module says where it differs from MindEye's.
     """
-    wanted = Wanted(
+    request = MindEyeRequest(
         batch_size=batch_size, val_batch_size=val_batch_size, to_tuple=to_tuple, image_var=image_var,
         num_train=num_train, num_val=num_val, seed=seed, local_rank=local_rank, world_size=world_size, memory=memory,
         image_size=image_size, on_error=on_error, device=device,
     )  # fmt: skip
     files = remote_files(cache_dir or None, None, None, max_open=max_open_files)
-    return shard_loaders(wanted, train_url, val_url, meta_url, voxels_key, files)
+    return shard_loaders(request, train_url, val_url, meta_url, voxels_key, files)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class MindEyeRequest:
     """What MindEye's function is asked for, wherever samples come from."""
 
     batch_size: int
@@ -157,7 +157,7 @@ def _smallest(make: Callable[..., Loader]) -> int:
 
 
 def shard_loaders(
-    wanted: Wanted,
+    request: MindEyeRequest,
     train_url: str | Sequence[str] | None,
     val_url: str | Sequence[str] | None,
     meta_url: str | None,
@@ -168,17 +168,17 @@ def shard_loaders(
     if train_url is None or val_url is None:
         given = f"train_url={train_url!r}, val_url={val_url!r}"
         raise ConfigError(f"{given}: expected the shards of both, such as 'train_{{0..17}}.tar'")
-    opener = _Opener(files, wanted.on_error)
-    train, val = (_shards(url, wanted, voxels_key, opener) for url in (train_url, val_url))
-    train_dl, val_dl = wanted.loaders(train, val)
-    counts = [wanted.num_train, wanted.num_val]
+    opener = _Opener(files, request.on_error)
+    train, val = (_shards(url, request, voxels_key, opener) for url in (train_url, val_url))
+    train_dl, val_dl = request.loaders(train, val)
+    counts = [request.num_train, request.num_val]
     totals = _totals(meta_url) if meta_url is not None and None in counts else (len(train), len(val))
     num_train, num_val = (total if count is None else count for count, total in zip(counts, totals, strict=True))
     return train_dl, val_dl, num_train, num_val
 
 
-def _shards(url: str | Sequence[str], wanted: Wanted, voxels_key: str, opener: "_Opener") -> Dataset:
-    names, pictures, size = wanted.columns, wanted.image_var, wanted.image_size
+def _shards(url: str | Sequence[str], request: MindEyeRequest, voxels_key: str, opener: "_Opener") -> Dataset:
+    names, pictures, size = request.columns, request.image_var, request.image_size
     paths = expand_urls(url) if isinstance(url, str) else list(url)
     known = {**COLUMNS, "voxels": (voxels_key,), pictures: COLUMNS["images"]}
     fields = {name: _first_present(paths, known.get(name, (name,)), opener) for name in names}

@@ -9,7 +9,7 @@ from penstock.base import checks
 from penstock.errors import ConfigError
 from penstock.webdataset.pipeline import DataPipeline
 from penstock.webdataset.run import Run
-from penstock.webdataset.stage import Source
+from penstock.webdataset.stage import FirstStage
 
 
 def round_robin_shortest(*sources: Iterator[Any]) -> Iterator[Any]:
@@ -58,7 +58,7 @@ def random_samples(
         yield sample
 
 
-class _Turns(Source):
+class _Turns(FirstStage):
     def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool) -> None:
         self.datasets, self.longest = datasets, longest
 
@@ -66,7 +66,7 @@ class _Turns(Source):
         return _take_turns([iter(each) for each in self.datasets], self.longest)
 
 
-class _Draws(Source):
+class _Draws(FirstStage):
     def __init__(self, datasets: Sequence[Iterable[Any]], probs: Sequence[float], longest: bool) -> None:
         self.datasets, self.probs, self.longest = datasets, probs, longest
 

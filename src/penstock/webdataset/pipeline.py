@@ -24,7 +24,7 @@ from penstock.webdataset.decoders import Decoder
 from penstock.webdataset.fluent import Fluent
 from penstock.webdataset.run import Counts, Place, Run, here, set_rank
 from penstock.webdataset.shuffle import shuffle_samples
-from penstock.webdataset.stage import Source, Stage
+from penstock.webdataset.stage import FirstStage, Stage
 from penstock.webdataset.verbs import (
     batch_samples,
     draw_samples,
@@ -228,8 +228,8 @@ def _rebuilt(kind: type[DataPipeline], state: dict[str, Any], where: tuple[int, 
 
 
 def _begin(stage: Any, run: Run) -> Iterator[Any]:
-    """Start the source: a ``Source``, an iterable, or a function."""
-    if isinstance(stage, Source):
+    """Start the source: a ``FirstStage``, an iterable, or a function."""
+    if isinstance(stage, FirstStage):
         return stage.begin(run)
     if isinstance(stage, Iterable):
         return iter(stage)

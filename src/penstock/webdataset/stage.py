@@ -26,7 +26,7 @@ class Stage:
         return f"{self.function.__name__}({', '.join(given)})"
 
 
-class Source:
+class FirstStage:
     """The first stage of a pipeline, if it needs to know the pass."""
 
     def begin(self, run: Run) -> Iterator[Any]:

@@ -10,10 +10,10 @@ from functools import partial
 from penstock.base import checks
 from penstock.base.dataclass import dataclass
 from penstock.errors import ConfigError
-from penstock.nsd.layout import BETAS, Layout
+from penstock.nsd.layout import BETAS, SubjectLayout
 from penstock.nsd.synthetic.pictures import write_coco, write_stimuli
 from penstock.nsd.synthetic.scale import SCALES, Scale
-from penstock.nsd.synthetic.sessions import STORED, WRITTEN, Session, Stored, Written, write_sessions
+from penstock.nsd.synthetic.sessions import STORED, WRITTEN, Stored, SyntheticSession, Written, write_sessions
 from penstock.nsd.synthetic.tables import Experiment, write_design, write_responses, write_stim_info
 from penstock.nsd.synthetic.values import Betas, pictures
 from penstock.nsd.synthetic.volumes import Anatomy, write_volumes
@@ -110,11 +110,11 @@ def _planned(
 
     todo: Todo = [("tables", tables)]
     for subject in sorted(found.sessions if subjects is None else subjects):
-        todo += _subject(Layout(root, subject, *version), experiment, form)
+        todo += _subject(SubjectLayout(root, subject, *version), experiment, form)
     return todo, experiment
 
 
-def _subject(layout: Layout, experiment: Experiment, form: Form) -> Iterator[tuple[str, Callable[[], None]]]:
+def _subject(layout: SubjectLayout, experiment: Experiment, form: Form) -> Iterator[tuple[str, Callable[[], None]]]:
     scale = experiment.scale
     anatomy, betas = Anatomy(scale), Betas(scale, layout.subject, form.signal, experiment.stimuli(layout.subject))
 
@@ -124,7 +124,7 @@ def _subject(layout: Layout, experiment: Experiment, form: Form) -> Iterator[tup
 
     yield f"{layout.name} regions", volumes
     for number in range(1, scale.sessions[layout.subject] + 1):
-        session = Session(betas, anatomy, number, form.written)
+        session = SyntheticSession(betas, anatomy, number, form.written)
         yield f"{layout.name} session {number}", partial(write_sessions, layout, session, form.stored, form.nifti)
 
 

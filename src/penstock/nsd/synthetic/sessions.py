@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.base.dataclass import dataclass
 from penstock.files.atomic import atomic_write
-from penstock.nsd.layout import Layout
+from penstock.nsd.layout import SubjectLayout
 from penstock.nsd.libraries import needed
 from penstock.nsd.synthetic.scale import Scale
 from penstock.nsd.synthetic.values import Betas
@@ -27,7 +27,7 @@ GZIP_LEVEL = 1
 
 
 @dataclass(frozen=True)
-class Session:
+class SyntheticSession:
     """One session of one subject: its values, and what of them is written."""
 
     betas: Betas
@@ -61,7 +61,7 @@ class Session:
         return out
 
 
-def write_session(path: str, session: Session, stored: Stored) -> None:
+def write_session(path: str, session: SyntheticSession, stored: Stored) -> None:
     """One ``betas_sessionNN.hdf5``, under its name when it is whole."""
     h5py = needed("h5py")
     part = f"{path}.part"
@@ -75,7 +75,7 @@ def write_session(path: str, session: Session, stored: Stored) -> None:
     os.replace(part, path)
 
 
-def _dataset(file: Any, session: Session, chunks: tuple[int, ...] | None) -> Any:
+def _dataset(file: Any, session: SyntheticSession, chunks: tuple[int, ...] | None) -> Any:
     """All of its room set aside, none of it written."""
     h5py = needed("h5py")
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -87,7 +87,7 @@ def _dataset(file: Any, session: Session, chunks: tuple[int, ...] | None) -> Any
     return h5py.Dataset(h5py.h5d.create(file.id, b"betas", h5py.h5t.STD_I16LE, space, create))
 
 
-def _voxel_major(file: Any, session: Session) -> None:
+def _voxel_major(file: Any, session: SyntheticSession) -> None:
     betas = _dataset(file, session, (session.scale.trials, 1, 1, 1))
     trials = np.arange(session.scale.trials)
     for z in range(session.shape[1]):
@@ -102,14 +102,14 @@ def _voxel_major(file: Any, session: Session) -> None:
             betas.id.write_direct_chunk((0, z, y, x), courses[:, y, x].tobytes())
 
 
-def _trial_major(file: Any, session: Session) -> None:
+def _trial_major(file: Any, session: SyntheticSession) -> None:
     betas = _dataset(file, session, None)
     if session.written != "nothing":
         for trials in _groups(session):
             betas[trials[0] : trials[-1] + 1] = session.slab(trials, slice(None))
 
 
-def _rechunked(file: Any, session: Session) -> None:
+def _rechunked(file: Any, session: SyntheticSession) -> None:
     chunk = tuple(max(1, size // 4) for size in session.shape)
     betas = file.create_dataset("betas", session.shape, "<i2", chunks=chunk, compression="gzip", shuffle=True)
     for first in range(0, session.scale.trials, chunk[0]):
@@ -117,7 +117,7 @@ def _rechunked(file: Any, session: Session) -> None:
         betas[first : first + len(trials)] = session.slab(trials, slice(None))
 
 
-def write_nifti_session(path: str, session: Session) -> None:
+def write_nifti_session(path: str, session: SyntheticSession) -> None:
     """``betas_sessionNN.nii.gz``: (X, Y, Z, trials), one trial after another in one compressed stream."""
     header = needed("nibabel").Nifti1Header()
     header.set_data_dtype(np.int16)
@@ -131,13 +131,13 @@ def write_nifti_session(path: str, session: Session) -> None:
             file.write(session.slab(trials, slice(None)).tobytes())
 
 
-def _groups(session: Session) -> list[np.ndarray]:
+def _groups(session: SyntheticSession) -> list[np.ndarray]:
     """Trials that are made together."""
     step = max(1, SLAB_BYTES // (2 * session.scale.voxels))
     return [np.arange(session.scale.trials)[first : first + step] for first in range(0, session.scale.trials, step)]
 
 
-def write_sessions(layout: Layout, session: Session, stored: Stored | None, nifti: bool) -> None:
+def write_sessions(layout: SubjectLayout, session: SyntheticSession, stored: Stored | None, nifti: bool) -> None:
     """One session in the forms asked for; ``stored=None`` leaves HDF5 out."""
     os.makedirs(layout.beta_folder, exist_ok=True)
     if stored is not None:

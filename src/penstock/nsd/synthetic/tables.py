@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from penstock.base.dataclass import dataclass
-from penstock.nsd.layout import DESIGN, REPS, RUNS, STIM_INFO, SUBJECTS, Layout
+from penstock.nsd.layout import DESIGN, REPS, RUNS, STIM_INFO, SUBJECTS, SubjectLayout
 from penstock.nsd.libraries import savemat
 from penstock.nsd.synthetic.scale import Scale
 
@@ -98,7 +98,7 @@ def write_stim_info(root: str, experiment: Experiment) -> None:
             )
 
 
-def write_responses(layout: Layout, experiment: Experiment) -> None:
+def write_responses(layout: SubjectLayout, experiment: Experiment) -> None:
     """``responses.tsv``: one row per trial that was done; missing answers are NaN."""
     scale = experiment.scale
     stimuli = experiment.stimuli(layout.subject)

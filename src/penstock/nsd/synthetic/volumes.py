@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from penstock.base.dataclass import dataclass
-from penstock.nsd.layout import Layout
+from penstock.nsd.layout import SubjectLayout
 from penstock.nsd.libraries import save_nifti
 from penstock.nsd.synthetic.scale import Scale
 
@@ -56,7 +56,7 @@ class Anatomy:
         return chosen.reshape(self.scale.volume)
 
 
-def write_volumes(layout: Layout, anatomy: Anatomy) -> None:
+def write_volumes(layout: SubjectLayout, anatomy: Anatomy) -> None:
     """Masks, regions with the names of their labels, and the noise ceiling."""
     for folder in (layout.regions, layout.beta_folder, *{os.path.dirname(p) for p in layout.label_tables("x")}):
         os.makedirs(folder, exist_ok=True)

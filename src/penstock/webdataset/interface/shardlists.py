@@ -20,7 +20,7 @@ from penstock.webdataset.run import Run
 from penstock.webdataset.shards import MAX_SHARDS, Shard, expand_urls
 from penstock.webdataset.shards import with_environment as envsubst
 from penstock.webdataset.splitting import single_node_only, split_by_node, split_by_worker
-from penstock.webdataset.stage import Curried, Source
+from penstock.webdataset.stage import Curried, FirstStage
 
 __all__ = [
     "DirectoryShardList",
@@ -96,7 +96,7 @@ class MSSource:
     urls: list[str] = field(default_factory=list)
 
 
-class MultiShardSample(Source):
+class MultiShardSample(FirstStage):
     """Shards of several lists: all of them, ``choose`` of them, or ``resample`` draws, in another order per epoch.
 
     The lists are a dict: ``{"prefix": …, "datasets": [{"name": …, "buckets": …, "shards": …, "choose": …}]}``.
@@ -148,7 +148,7 @@ def _source(given: dict[str, Any], prefix: str, buckets: Any) -> MSSource:
 _TAKEN = re.compile(r"(.*)\._(\d+)_")
 
 
-class DirectoryShardList(Source):
+class DirectoryShardList(FirstStage):
     """Shards that appear in a folder, each taken by one process: renamed while it is read, then as ``mode`` says.
 
     mode:    "unlink" removes it, "keep" names it ``._done_``, "resample" gives it its name back
@@ -230,7 +230,7 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def shardspec(spec: Any) -> Source:
+def shardspec(spec: Any) -> FirstStage:
     """The shards that a pattern stands for."""
     if isinstance(spec, dict) or (isinstance(spec, str) and spec.endswith((".yaml", ".yml"))):
         return MultiShardSample(spec)
