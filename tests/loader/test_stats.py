@@ -150,6 +150,10 @@ def told(**changed: Any) -> Stats:
         ({"short_of_slots": True}, "a larger memory budget than 1.00 MiB would let them run further ahead"),
         ({"threads": 1, "threads_wanted": 4, "readers_busy": 9.0}, "1 reading thread of 4"),
         ({"readers_busy": 18.0, "file_seconds": 16.0}, "90% busy, 89% of that waiting for files"),
+        (
+            {"readers_busy": 18.0, "file_seconds": 16.0, "computing_seconds": 17.0},
+            "89% of that copying from files that are in memory already",
+        ),
         ({"readers_busy": 18.0, "function_seconds": 12.0}, "67% of that in your own function"),
         ({"readers_busy": 18.0, "codecs": "zstd"}, "100% of that decoding and converting (zstd)"),
         ({"threads": 1, "threads_wanted": 1, "readers_busy": 9.0}, "1 reading thread is 90% busy"),

@@ -261,7 +261,7 @@ class Stats:
         """What takes most of the readers' time, and what would help."""
         through = f" ({self.codecs})" if self.codecs else ""
         shares = {
-            "waiting for files: faster storage, a local copy or fewer fields would help": self.file_seconds,
+            self._file_help: self.file_seconds,
             f"in your own function (given to map or decoders): {self._function_help}": self.function_seconds,
             "waiting for the interpreter's lock, which threads of a process share: processes=2 or more would help": (
                 self.lock_seconds
@@ -272,6 +272,12 @@ class Stats:
         }
         most = max(shares, key=lambda what: shares[what])
         return f"{shares[most] / max(1e-9, self.readers_busy):.0%} {of} {most}"
+
+    @property
+    def _file_help(self) -> str:
+        if self.readers_busy - self.computing_seconds > self.file_seconds / 2:
+            return "waiting for files: faster storage, a local copy or fewer fields would help"
+        return "copying from files that are in memory already: fewer fields, or values stored in fewer bytes, would help"
 
     @property
     def _function_help(self) -> str:
