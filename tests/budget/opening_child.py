@@ -18,10 +18,10 @@ def opened(path: str, size: int | None) -> ps.Dataset:
     if size is None:
         return ps.open(path, index_dir=False)
     from penstock.files.files import Files
-    from penstock.nsd.layout import Layout
+    from penstock.nsd.layout import SubjectLayout
     from penstock.nsd.stimuli import Pictures, find_pictures
 
-    return find_pictures(Layout("", 1, "", ""), Pictures(path, size), Files()).pictures
+    return find_pictures(SubjectLayout("", 1, "", ""), Pictures(path, size), Files()).pictures
 
 
 def loader(ds: ps.Dataset, memory: int) -> ps.Loader:

@@ -11,7 +11,7 @@ import scipy.io
 from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.nsd import synthesize
-from penstock.nsd.layout import Layout
+from penstock.nsd.layout import SubjectLayout
 from penstock.nsd.synthetic import SCALES, Anatomy, Betas, Scale, pictures
 
 TINY = SCALES["tiny"]
@@ -25,7 +25,7 @@ def root(tmp_path_factory):
 
 
 def layout(root, subject=1):
-    return Layout(str(root), subject, "func1pt8mm", "betas_fithrf_GLMdenoise_RR")
+    return SubjectLayout(str(root), subject, "func1pt8mm", "betas_fithrf_GLMdenoise_RR")
 
 
 def test_sessions_are_chunked_by_voxel(root):
