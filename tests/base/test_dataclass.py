@@ -4,10 +4,12 @@ import copy
 import dataclasses
 import pickle
 from dataclasses import FrozenInstanceError, field, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+import penstock
 from penstock.base import dataclass as ours
 
 BOTH = pytest.mark.parametrize("dataclass", [ours.dataclass, dataclasses.dataclass], ids=["ours", "Python's"])
@@ -129,3 +131,12 @@ class Sent:
 
 def test_pickles() -> None:
     assert pickle.loads(pickle.dumps(Sent(3))) == Sent(3)
+
+
+def test_all_modules_use_ours() -> None:
+    others = [
+        path.name
+        for path in Path(penstock.__file__).parent.rglob("*.py")
+        if "from dataclasses import dataclass" in path.read_text() and path.name != "dataclass.py"
+    ]
+    assert others == []

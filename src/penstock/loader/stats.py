@@ -277,9 +277,7 @@ class Stats:
     def _file_help(self) -> str:
         if self.readers_busy - self.computing_seconds > self.file_seconds / 2:
             return "waiting for files: faster storage, a local copy or fewer fields would help"
-        return (
-            "copying from files that are in memory already: fewer fields or smaller stored values would help"
-        )
+        return "copying from files that are in memory already: fewer fields or smaller stored values would help"
 
     @property
     def _function_help(self) -> str:
