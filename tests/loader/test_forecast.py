@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock.errors import BudgetExceeded, ConfigError
 from penstock.files.handles import Handle
-from penstock.loader import plan as planning
+from penstock.loader import read_sizes as planning
 from penstock.loader.forecast import format_seconds
 from penstock.loader.rivals import Habits, LoadingJob, rivals
 from penstock.loader.trial import Trial, _summed_up, is_over, is_settled, try_out

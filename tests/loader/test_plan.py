@@ -13,13 +13,13 @@ from penstock.base.spec import FieldSpec
 from penstock.errors import BudgetExceeded
 from penstock.loader.plan import (
     BASE_BYTES,
-    READ_ROW_BYTES,
     THREAD_BYTES,
     Request,
     holders,
     least,
     make_plan,
 )
+from penstock.loader.read_sizes import CHEAP_READ_BYTES, READ_ROW_BYTES
 from penstock.loader.schedule import divide
 from penstock.loader.slots import BATCH_RECORD_BYTES, BATCH_ROW_BYTES, Slots, slot_bytes
 
@@ -267,3 +267,31 @@ def test_an_epoch_of_one_batch_needs_the_memory_of_one_batch():
     plan = make_plan(replace(one_batch, limit_bytes=smallest))
     assert (plan.slots, plan.batch_bytes) == (1, 40 * MiB)
     assert make_plan(one_batch).slots == 2, "one more where there is room: the last batch of an epoch may be kept"
+
+
+@patient
+@given(REQUESTS, st.integers(1, 64), st.integers(1, 64))
+def test_a_named_budget_is_enough_however_a_function_is_timed(request, before, after):
+    """The trial of a function is run anew, and may then find that more rows, or fewer, are worth a call."""
+    named = make_plan(replace(request, most_rows=before)).smallest_bytes
+    plan = make_plan(replace(request, most_rows=after, limit_bytes=named))
+    assert plan.planned_bytes <= named
+
+
+def test_a_budget_between_row_by_row_and_the_smallest_is_used():
+    few, many = (
+        request(
+            fields={"x": FieldSpec(np.dtype(np.uint8), (999,))},
+            batch_rows=64,
+            most_rows=n,
+            scratch_bytes=lambda rows: rows * 999,
+            steps=50,
+        )
+        for n in (1, 64)
+    )
+    named = make_plan(few).smallest_bytes
+    assert named < make_plan(many).smallest_bytes < named + CHEAP_READ_BYTES
+    plan = make_plan(replace(many, limit_bytes=named))
+    assert (plan.rows_per_read, plan.threads) == (1, 1)
+    with pytest.raises(BudgetExceeded):
+        make_plan(replace(many, limit_bytes=named - 1))

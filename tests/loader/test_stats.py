@@ -23,7 +23,7 @@ SLOW_S = 0.03  # long beside what starting a thread takes on a busy machine
 @pytest.fixture(autouse=True)
 def one_read_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that there are many reads, and starting up does not count."""
-    monkeypatch.setattr("penstock.loader.plan.JOIN_BELOW_BYTES", 0)
+    monkeypatch.setattr("penstock.loader.read_sizes.JOIN_BELOW_BYTES", 0)
 
 
 @pytest.fixture

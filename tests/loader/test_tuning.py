@@ -12,11 +12,12 @@ import pytest
 import penstock as ps
 from penstock.base.sizes import MiB
 from penstock.base.spec import FieldSpec
-from penstock.loader import plan, tuning
+from penstock.loader import read_sizes, tuning
 from penstock.loader import runtime as runtime_module
 from penstock.loader.loader import runtime_of
-from penstock.loader.plan import READ_ROW_BYTES, THREAD_BYTES, make_plan
+from penstock.loader.plan import THREAD_BYTES, make_plan
 from penstock.loader.plan_request import Request
+from penstock.loader.read_sizes import READ_ROW_BYTES
 from penstock.loader.tuning import Period, Tuner, TuningCounts, next_threads
 
 
@@ -99,7 +100,7 @@ def test_slow_files_get_more_threads_in_the_same_order_and_budget(
 ) -> None:
     monkeypatch.setattr("penstock.loader.placement.cores", lambda: 2)
     monkeypatch.setattr(tuning, "PERIOD_S", 0.02)
-    monkeypatch.setattr(plan, "JOIN_BELOW_BYTES", 0)  # or else a few reads would be all
+    monkeypatch.setattr(read_sizes, "JOIN_BELOW_BYTES", 0)  # or else a few reads would be all
     slow = Slow()
     ds = ps.from_arrays(x=np.arange(32_000, dtype=np.int64).reshape(-1, 100)).map(slow)
     with ps.Loader(ds, batch_size=4, shuffle=True, seed=3, memory="64MiB", threads=threads, output="numpy") as loader:
@@ -117,7 +118,7 @@ def test_slow_files_get_more_threads_in_the_same_order_and_budget(
 def test_a_system_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.loader.placement.cores", lambda: 1)
     monkeypatch.setattr(tuning, "PERIOD_S", 0.02)
-    monkeypatch.setattr(plan, "JOIN_BELOW_BYTES", 0)
+    monkeypatch.setattr(read_sizes, "JOIN_BELOW_BYTES", 0)
     refused, start = [], threading.Thread.start
 
     def none_left(thread: threading.Thread) -> None:

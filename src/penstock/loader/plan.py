@@ -17,28 +17,15 @@ from typing import Any
 
 from penstock.base.dataclass import dataclass
 from penstock.base.sizes import KiB, MiB
-from penstock.base.spec import row_bytes
+from penstock.base.user_functions import NO_LIMIT
 from penstock.errors import BudgetExceeded
 from penstock.loader import plan_text
 from penstock.loader.plan_request import Request
+from penstock.loader.read_sizes import read_bytes, read_sizes
 from penstock.loader.slots import record_bytes, slot_bytes
 
-# A read should last long enough to hide its fixed cost, some 100 microseconds with the hand-over: small batches are
-# read several at a time, up to 8 MiB (about 2 milliseconds).
-JOIN_BELOW_BYTES = 8 * MiB
-# A batch is split so that every thread has a part of it, and no part is much larger than this. Each part costs some
-# Python, which large rows drive out of a core's cache.
-SPLIT_ABOVE_BYTES = 64 * MiB
-# The same in processes, where many threads must find work in few batches.
-SPLIT_IN_PROCESSES_BYTES = 16 * MiB
-
-# Every read of a process costs the training process some work: batches are divided into no more reads than this.
-PARTS_FOR_PROCESSES = 4
 # A slot that becomes free during a step is filled again only when the next batch is asked for.
 SLOTS_FOR_PROCESSES = 2
-
-# Even in the smallest set-up a read has as many rows as this allows: one by one, 65,536 small rows took 5 seconds.
-CHEAP_READ_BYTES = 128 * KiB
 
 # Threads share the reading of blocks larger than this, so that a window is ready sooner.
 SHARE_ABOVE_BYTES = 8 * MiB
@@ -52,15 +39,8 @@ BASE_BYTES = 5 * MiB
 # Measured: a thread's stack and its arena in the allocator.
 THREAD_BYTES = 256 * KiB
 
-# Row numbers are int64. A read has rows, places in the batch and places in the slots, and the schedule works out the
-# next while threads still read.
-READ_ROW_BYTES = 48
 # Measured at the peak, while the rows of a window are sorted by block: up to 64, 8 in the sort itself, and a margin.
 WINDOW_ROW_BYTES = 80
-
-# A thread that asks for the interpreter's lock may wait 5 milliseconds for it, while the caller takes hundreds of small
-# batches: so many must be ready.
-MOST_BATCHES_PER_READ = 256
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -183,7 +163,7 @@ class BudgetShare:
 
     @property
     def thread_bytes(self) -> int:
-        return _read_bytes(self.request, self.rows_per_read) + THREAD_BYTES
+        return read_bytes(self.request, self.rows_per_read) + THREAD_BYTES
 
     def slots_wanted(self, threads: int) -> int:
         """How many slots would be used if memory allowed, with ``threads`` threads at work on this request.
@@ -204,13 +184,13 @@ def make_joint_plan(requests: Mapping[str, Request]) -> JointPlan:
     """Plan for several datasets; raises ``BudgetExceeded`` if nothing fits. Limit and threads are the same in all."""
     first = next(iter(requests.values()))
     smallest = _by_name({name: least(request) for name, request in requests.items()}, threads=1)
-    smallest_bytes = sum(smallest.values())
-    if smallest_bytes > first.limit_bytes:
+    threads, found = spend(list(requests.values()))
+    if sum(holders(found, threads).values()) > first.limit_bytes:
         refusal, reason = plan_text.refusal(requests, smallest, first.limit_bytes)
-        raise BudgetExceeded(f"{refusal} {reason}", smallest_bytes=smallest_bytes, reason=reason)
+        raise BudgetExceeded(f"{refusal} {reason}", smallest_bytes=sum(smallest.values()), reason=reason)
+    smallest_bytes = min(sum(smallest.values()), first.limit_bytes)
     if not first.placement.is_asked_for:  # in a smaller budget, threads would read here
         smallest_bytes -= smallest.get(plan_text.PROCESSES, 0)
-    threads, found = spend(list(requests.values()))
     spent = dict(zip(requests, found, strict=True))
     held = _by_name(spent, threads)
     spare = _spare_threads(found, threads, sum(held.values()))
@@ -252,7 +232,7 @@ def _spare_threads(spent: Sequence[BudgetShare], threads: int, planned_bytes: in
 
 
 def spend(requests: Sequence[Request]) -> tuple[int, list[BudgetShare]]:
-    """Threads, and what each request gets of one budget; the smallest set-up must fit.
+    """Threads, and what each request gets of one budget: more than that, if not even the smallest set-up fits.
 
     One wish after another, and the next only when this one has all it wants: more memory never means less of anything.
     """
@@ -263,6 +243,10 @@ def spend(requests: Sequence[Request]) -> tuple[int, list[BudgetShare]]:
         return sum(holders(spent, threads).values()) <= limit_bytes
 
     spent = [replace(one, slots=_usual_slots(one.request, one.rows_per_read)) for one in smallest]
+    if not fits(
+        smallest, 1
+    ):  # how many rows a function gets was timed anew: what was named before must still be enough
+        return 1, [least(request, one_by_one=request.most_rows < NO_LIMIT) for request in requests]
     if not fits(spent, 1):
         return 1, smallest
     threads = next(number for number in range(wanted, 0, -1) if number == 1 or fits(spent, number))
@@ -272,7 +256,7 @@ def spend(requests: Sequence[Request]) -> tuple[int, list[BudgetShare]]:
     if not fits(spent, threads):
         return threads, tight
     for number, request in enumerate(requests):
-        sizes = _read_sizes(request)
+        sizes = read_sizes(request)
         for rows in sizes:
             one = BudgetShare(request, rows, _usual_slots(request, rows))
             if rows == sizes[-1] or fits([*spent[:number], one, *spent[number + 1 :]], threads):
@@ -308,9 +292,9 @@ def _at_work(threads: int, requests: int) -> int:
     return -(-threads // requests)
 
 
-def least(request: Request) -> BudgetShare:
+def least(request: Request, *, one_by_one: bool = False) -> BudgetShare:
     """The smallest set-up that works at all: of an epoch of one batch, nothing is filled while the caller has it."""
-    rows = _read_sizes(request)[-1]
+    rows = 1 if one_by_one and not request.window_rows else read_sizes(request)[-1]
     if request.steps <= 1:
         return BudgetShare(request, rows, 1)
     loose = BudgetShare(request, rows, _usual_slots(request, rows))
@@ -348,50 +332,11 @@ def _thread_bytes(spent: Sequence[BudgetShare]) -> int:
     return max(one.thread_bytes for one in spent)
 
 
-def _read_sizes(request: Request) -> list[int]:
-    """Rows per read, from the most that helps down to the least that works. Blocks are read whole or not at all."""
-    if request.window_rows:
-        return [request.block_rows]
-    sizes = [_whole_share(min(_rows_per_read(request), request.most_rows), request.batch_rows)]
-    while sizes[-1] > 1:
-        sizes.append(_whole_share(sizes[-1] // 2, request.batch_rows))
-    cheap_bytes = _read_bytes(request, 1) + CHEAP_READ_BYTES
-    while len(sizes) > 1 and sizes[-2] <= request.batch_rows and _read_bytes(request, sizes[-2]) <= cheap_bytes:
-        del sizes[-1]
-    return sizes
-
-
-def _read_bytes(request: Request, rows: int) -> int:
-    """What a thread needs for a read of ``rows`` rows."""
-    return request.scratch_bytes(rows) + READ_ROW_BYTES * rows
-
-
 def _slots_wanted(request: Request, threads: int, rows_per_read: int) -> int:
     """Beyond these, more slots would only hold batches that are not needed yet."""
     in_flight = request.window_batches or -(-threads * rows_per_read // request.batch_rows)
     unnoticed = SLOTS_FOR_PROCESSES if request.placement.processes else 0
     return 2 * in_flight + 2 + unnoticed + request.spare_slots
-
-
-def _rows_per_read(request: Request) -> int:
-    """Rows worth a read of their own, as a share of a batch or a number of whole batches."""
-    row, batch = max(1, row_bytes(request.fields)), request.batch_rows
-    if request.far:
-        return _whole_share(-(-batch // request.threads), batch)
-    if row * batch < JOIN_BELOW_BYTES:
-        together = min(JOIN_BELOW_BYTES // (row * batch), MOST_BATCHES_PER_READ, request.steps // (2 * request.threads))
-        return batch * max(1, together)
-    parts, most_bytes = request.threads, SPLIT_ABOVE_BYTES
-    if request.placement.processes:
-        parts, most_bytes = min(parts, PARTS_FOR_PROCESSES), SPLIT_IN_PROCESSES_BYTES
-    return _whole_share(min(-(-batch // parts), max(1, most_bytes // row)), batch)
-
-
-def _whole_share(rows: int, batch_rows: int) -> int:
-    """Rounded so that reads divide a batch evenly, or batches a read."""
-    if rows >= batch_rows:
-        return rows // batch_rows * batch_rows
-    return -(-batch_rows // -(-batch_rows // rows))
 
 
 def _usual_slots(request: Request, rows_per_read: int) -> int:
