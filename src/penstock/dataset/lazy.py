@@ -23,7 +23,7 @@ ChunkSizes = tuple[tuple[int, ...], ...]
 """The lengths of the chunks along each axis, as Dask writes them."""
 
 
-def to_dask(ds: "Dataset", chunk: int | str) -> dict[str, "dask.array.Array"]:
+def to_dask(ds: "Dataset", chunk: int | str = "64MiB") -> dict[str, "dask.array.Array"]:
     """The fields of a dataset as Dask arrays, rows first, in chunks of about ``chunk`` bytes.
 
     A dataset can be sent to Dask's workers if its files can be opened there under the same paths. Texts and other
