@@ -109,11 +109,7 @@ class Slots:
         else:
             memory = buffer(size)
         self._block: SlotBlock | None = SlotBlock(fields, rows, 0, memory, planned)
-        self._in_small_pages = set(range(planned)) if self._block.has_large_rows and not is_shared else set()
-        """Slots that come into large pages once they were filled: at first, large pages may take longer to get than
-        the batches themselves."""
-        if is_tight:
-            self._block.use_large_pages(range(planned))
+        self._block.use_large_pages()
         if self._descriptor is not None:
             close = weakref.finalize(self._block, stop.call_in_finalizer, os.close, self._descriptor)
             close.atexit = False
@@ -261,12 +257,8 @@ class Slots:
         if number >= self.planned and len(self._added) > len(self._lent) - self._returned.qsize():
             self._added.pop(number, None)
             return
-        if self._block is not None and number < self.planned:
-            if self._is_tight:
-                self._block.return_pages(number)
-            elif number in self._in_small_pages:
-                self._in_small_pages.discard(number)
-                self._block.use_large_pages(range(number, number + 1))
+        if self._is_tight and self._block is not None and number < self.planned:
+            self._block.return_pages(number)
         self._free.put(number)
 
     def _wake(self) -> None:
@@ -304,19 +296,15 @@ class SlotBlock:
         """Fields whose dtype numpy's description of memory has no name for."""
         self.arrays |= self.objects
 
-    @property
-    def has_large_rows(self) -> bool:
-        return any(_is_of_large_rows(array) for array in self.arrays.values())
+    def use_large_pages(self) -> None:
+        """Let large rows come in large pages: threads fill them up to a tenth quicker, and pages that come and go are few.
 
-    def use_large_pages(self, slots: range) -> None:
-        """Let large rows come in large pages: in time, the system moves those that are there, and copies are quicker.
-
-        Where pages come and go, they are few.
+        A virtual machine that has to ask its host for them fills each slot for the first time at 1 GB/s. Small pages
+        would take less then, and more in every epoch.
         """
-        begin, end = ((number - self.first_slot) * self.rows for number in (slots.start, slots.stop))
         for array in self.arrays.values():
-            if _is_of_large_rows(array):
-                use_large_pages(array[begin:end])
+            if array.dtype != object and page_bytes(array[:1].nbytes) == LARGE_PAGE:
+                use_large_pages(array)
 
     def return_pages(self, number: int) -> None:
         """Return the memory of a slot to the system; it comes back row by row as the slot is filled."""
@@ -328,10 +316,6 @@ class SlotBlock:
     def memory_of(self, number: int) -> tuple[dict[str, np.ndarray], int]:
         """The arrays that hold a slot, and the row of them at which it begins."""
         return self.arrays, (number - self.first_slot) * self.rows
-
-
-def _is_of_large_rows(array: np.ndarray) -> bool:
-    return array.dtype != object and page_bytes(array[:1].nbytes) == LARGE_PAGE
 
 
 class _Loan:
