@@ -297,7 +297,7 @@ class SlotBlock:
         self.arrays |= self.objects
 
     def use_large_pages(self) -> None:
-        """Let large rows come in large pages: threads fill them up to a tenth quicker, and pages that come and go are few.
+        """Let large rows come in large pages: filled up to a tenth quicker, and few where pages come and go.
 
         A virtual machine that has to ask its host for them fills each slot for the first time at 1 GB/s. Small pages
         would take less then, and more in every epoch.
