@@ -243,9 +243,8 @@ def spend(requests: Sequence[Request]) -> tuple[int, list[BudgetShare]]:
         return sum(holders(spent, threads).values()) <= limit_bytes
 
     spent = [replace(one, slots=_usual_slots(one.request, one.rows_per_read)) for one in smallest]
-    if not fits(
-        smallest, 1
-    ):  # how many rows a function gets was timed anew: what was named before must still be enough
+    if not fits(smallest, 1):
+        # How many rows a function gets may have been timed anew: a budget that was named before is still enough.
         return 1, [least(request, one_by_one=request.most_rows < NO_LIMIT) for request in requests]
     if not fits(spent, 1):
         return 1, smallest

@@ -6,13 +6,13 @@ Joined fields whose rows can each be read by itself are deferred, and read batch
 wait for the pictures of its whole window.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from penstock.base import fork
 from penstock.base.dataclass import dataclass
 from penstock.base.sizes import MiB
 from penstock.loader.order import InWindows, Order
@@ -24,8 +24,7 @@ from penstock.read.pieces import WHOLE, Share
 # The last reads of a batch are smaller, down to this, so that threads end together: there may be no other slot.
 LAST_READ_BYTES = 16 * MiB
 
-
-_LEAVING_OUT = threading.Lock()
+_LEAVING_OUT = fork.Lock()
 
 
 @dataclass(slots=True)
